@@ -28,11 +28,12 @@ from benchmarks import report  # before torch, which it gives huge pages
 import torch
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-from helpers.lejepa import data, search
+from helpers.lejepa import data
 from helpers.lejepa.evaluation import Judge, compare
 from helpers.lejepa.loss import LeJEPALoss, views
 from helpers.lejepa.model import GaussianEmbeddingGemma, encode, load_backbone, principal_head
 from helpers.lejepa.parameters import EmbeddingParameters, recipe
+from helpers.lejepa.standalone import hybrid, unit
 from helpers.lejepa.training import new_trainer, pairs
 from helpers.lejepa.workload import workload
 from helpers.machine import runtime
@@ -89,12 +90,10 @@ class Bench:
             )
         first = {passage.document: row for row, passage in reversed([*enumerate(self.collection.passages)])}
         self.whole = np.full((len(self.questions), len(self.collection.passages)), -np.inf)
-        self.whole[:, list(first.values())] = (
-            search.unit(self.questions) @ search.unit(embed([whole[name] for name in first])).T
-        )
+        self.whole[:, list(first.values())] = unit(self.questions) @ unit(embed([whole[name] for name in first])).T
 
     def hybrid(self, questions_QK, passages_NK, **fusion) -> np.ndarray:
-        return self.judge.ndcg(search.hybrid_scores(questions_QK, passages_NK, self.judge.lexical_QN, **fusion))
+        return self.judge.ndcg(hybrid(questions_QK, passages_NK, self.judge.lexical_QN, **fusion))
 
 
 def chosen_fusion(benches: list[Bench]) -> tuple[dict, list[dict]]:
@@ -115,9 +114,9 @@ def rows_without_training(bench: Bench) -> dict[str, np.ndarray]:
     rows = {
         "BM25": bench.judge.ndcg(lexical),
         "MiniLM": bench.judge.ndcg(bench.whole),
-        "MiniLM, passages": bench.judge.ndcg(search.unit(q) @ search.unit(p).T),
+        "MiniLM, passages": bench.judge.ndcg(unit(q) @ unit(p).T),
     }
-    ranks = [np.argsort(np.argsort(-scores, axis=1), axis=1) for scores in (search.unit(q) @ search.unit(p).T, lexical)]
+    ranks = [np.argsort(np.argsort(-scores, axis=1), axis=1) for scores in (unit(q) @ unit(p).T, lexical)]
     rows["reciprocal ranks (60)"] = bench.judge.ndcg(sum(1 / (61 + each) for each in ranks))
     rows["hybrid without feedback"] = bench.hybrid(q, p, feedback_weight=0.0)
     rows["hybrid"] = bench.hybrid(q, p)
@@ -125,7 +124,7 @@ def rows_without_training(bench: Bench) -> dict[str, np.ndarray]:
         weight_KD, bias_K = (each.numpy() for each in principal_head(p, centred=True, power=power))
         turned = [x @ weight_KD.T + bias_K for x in (q, p)]
         if not power:
-            rows["MiniLM + mean"] = bench.judge.ndcg(search.unit(turned[0]) @ search.unit(turned[1]).T)
+            rows["MiniLM + mean"] = bench.judge.ndcg(unit(turned[0]) @ unit(turned[1]).T)
         rows[f"hybrid, {name}"] = bench.hybrid(*turned)
     return {name: each[None] for name, each in rows.items()}
 
@@ -265,7 +264,7 @@ def main() -> None:
         arguments.output,
         report.machine("cpu", ("torch", "sentence-transformers", "bm25s")),
         repetitions=1,
-        fusion=search.FUSION,  # as it is shipped; `chosen` is what the grid says
+        fusion=dict(zip(GRID, hybrid.__defaults__, strict=True)),  # as it is shipped; `chosen` is what the grid says
         chosen=chosen,
         grid=tried,
         recipes=recipes,

@@ -139,6 +139,8 @@ def main(output_dir: str, options: dict) -> dict:
         "losses": [entry["loss"] for entry in history if "loss" in entry],
         "history": history,
         "part": getattr(loss, "mini_batch_size", None),
+        "flops_per_token": trainer.meter.flops_per_token,
+        "prompts": trainer.args.prompts,
         "transfers": seen["transfers"],
         "sharding": seen["sharding"],
         "shapes": sorted(seen["shapes"]),

@@ -23,7 +23,7 @@ CEILINGS = {
     "shared": 16465,
     "plan": 5680,
     "reservoir": 5996,
-    "lejepa": 6636,
+    "lejepa": 6081,
     "legal": 8602,
     "tuning": 5188,
     "graphmer": 23100,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import random
 import re
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,7 @@ from helpers.data import data_files, hub
 from helpers.data.data_files import Row
 from helpers.data.data_source import DataSource, located
 from helpers.lejepa import sample
-from helpers.lejepa.parameters import DEFAULT_DATA
+from helpers.lejepa.parameters import DEFAULT_DATA, LEAST_BATCH
 from helpers.parameters import SAMPLE, source_path
 
 REVISIONS = {DEFAULT_DATA: "ae763399273d8b20506b80cf6f6f9a31a6a2b238"}  # the one of MTEB's task MedicalQARetrieval
@@ -27,9 +28,8 @@ SUFFIXES = (".jsonl", ".csv", ".parquet", ".txt", ".md")
 PASSAGE_WORDS = 180  # about 256 tokens: MiniLM reads no more
 HELD_OUT, MOST_HELD_OUT = 0.1, 500  # share of the documents whose headings or questions choose, and as many that test
 DEALT = 1000  # questions of a single split that are dealt among training, dev and test; fewer are the test
-LEAST = 6  # documents
 SAMPLE_PAIRS = 1500  # docstrings of the sample: a third of the standard library is enough to show a run
-HEADING_WORDS = range(2, 41)  # of a heading that is worth training on
+HEADING_WORDS = range(2, 41)  # of a heading that can be a question
 
 
 class Passage(NamedTuple):
@@ -57,13 +57,11 @@ class Collection(DataSource):
     training: list[tuple[str, str]]  # (question or heading, passage); a passage without heading has ""
     dev: list[Question]
     test: list[Question]
-    duplicates_removed: int
 
 
 class _Found(NamedTuple):
     documents: dict[str, list[Passage]]
-    questions: dict[str, list[Question]]  # split -> questions; "pairs": rows of anchor and positive
-    removed: int = 0
+    questions: dict[str, list[Question]] = {}  # split -> questions; "pairs": rows of anchor and positive  # noqa: RUF012
 
 
 def load(data_source: str, *, num_samples: int = 0, seed: int = 0) -> Collection:
@@ -74,7 +72,7 @@ def load(data_source: str, *, num_samples: int = 0, seed: int = 0) -> Collection
         a folder of .md and .txt files, each a document; a Markdown heading begins a section;
         a folder in BEIR's layout: corpus.jsonl, perhaps queries.jsonl with qrels/*.tsv;
         a .jsonl, .csv or .parquet with `anchor` (or `query`) and `positive`; or `text`, perhaps `title`;
-        a single .md or .txt: what blank lines part, or where there are none its lines;
+        a single .md or .txt: the paragraphs between its blank lines are documents, or its lines where no line is blank;
         a hub set in MTEB's layout (subsets corpus, queries and default), or with the columns above.
     num_samples: training pairs that are drawn at most; 0 takes all. It never limits what is searchable.
 
@@ -98,22 +96,18 @@ def load(data_source: str, *, num_samples: int = 0, seed: int = 0) -> Collection
 
 def _from_folder(folder: Path) -> _Found:
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in (".txt", ".md") and file.is_file())
-    if not files:
-        raise ValueError(
-            f"data_source={str(folder)!r}: the folder has no .txt or .md file and no corpus.jsonl; "
-            "give the path of a file, or put the documents there"
-        )
-    documents = {name: _sections(name, folder / name) for name in (str(file.relative_to(folder)) for file in files)}
-    return _Found({name: passages for name, passages in documents.items() if passages}, {})
+    names = [str(file.relative_to(folder)) for file in files]
+    return _Found({name: passages for name in names if (passages := _sections(name, folder / name))})
 
 
 def _from_file(path: Path) -> _Found:
     if path.suffix.lower() not in (".txt", ".md"):
         return _from_rows(f"data_source={str(path)!r}", data_files.rows("data_source", path, SUFFIXES))
     text = _read(path)
-    parts = [part.strip() for part in re.split(r"\n[ \t]*\n" if re.search(r"\n[ \t]*\n", text) else "\n", text)]
-    passages = [Passage(f"{path.name} {number}", "", part) for number, part in enumerate(parts, 1) if part]
-    return _Found({passage.document: list(_cut(passage)) for passage in passages}, {})
+    parts = re.split(r"\n\s*\n", text)
+    parts = parts if parts[1:] else text.split("\n")
+    passages = [Passage(f"{path.name} {number}", "", part.strip()) for number, part in enumerate(parts, 1)]
+    return _Found({passage.document: list(_cut(passage)) for passage in passages if passage.body})
 
 
 def _read(path: Path) -> str:
@@ -143,13 +137,12 @@ def _sections(name: str, path: Path) -> list[Passage]:
     return [part for passage in written if passage.body for part in _cut(passage)]
 
 
-def _cut(passage: Passage, words: int = PASSAGE_WORDS) -> Iterator[Passage]:
-    """The fewest parts of at most so many words and of nearly equal length, cut at the end of a sentence where one is near."""
+def _cut(passage: Passage) -> Iterator[Passage]:
+    """The fewest parts of at most `PASSAGE_WORDS` words and of nearly equal length, cut at the end of a sentence where one is near."""
     ends = [match.end() for match in re.finditer(r"\S+", passage.body)]
     begin = done = 0
-    while len(ends) - done > words:
-        left = len(ends) - done
-        count = -(-left // -(-left // words))
+    while (left := len(ends) - done) > PASSAGE_WORDS:
+        count = math.ceil(left / math.ceil(left / PASSAGE_WORDS))
         near = range(done + count, done + count - count // 4, -1)
         cut = next((i for i in near if passage.body[ends[i - 1] - 1] in ".!?"), done + count)
         yield passage._replace(body=passage.body[begin : ends[cut - 1]].strip())
@@ -176,7 +169,7 @@ def _from_rows(source: str, rows: Iterable[Row]) -> _Found:
                 f"{source}: columns found: {', '.join(row.values) or 'none'}. Name the columns `anchor` and `positive` "
                 "for pairs, or `text` (perhaps `title`) for documents"
             )
-    return _from_pairs(pairs) if pairs else _Found(documents, {})
+    return _from_pairs(pairs) if pairs else _Found(documents)
 
 
 def _document(row: Row, name: str) -> dict[str, list[Passage]]:
@@ -190,14 +183,13 @@ def _document(row: Row, name: str) -> dict[str, list[Passage]]:
 
 def _from_pairs(pairs: Iterable[Iterable[str]]) -> _Found:
     """Rows of a question and its answer; equal answers, by case and white space, are one document."""
-    documents: dict[bytes, Passage] = {}
-    questions: dict[bytes, tuple[str, set[str]]] = {}
-    pairs = list(pairs)
+    documents: dict[str, Passage] = {}
+    questions: dict[str, tuple[str, set[str]]] = {}
     for anchor, positive in pairs:
-        passage = documents.setdefault(_digest(positive), Passage(f"answer {len(documents) + 1}", "", positive))
-        questions.setdefault(_digest(anchor), (anchor, set()))[1].add(passage.document)
+        passage = documents.setdefault(_folded(positive), Passage(f"answer {len(documents) + 1}", "", positive))
+        questions.setdefault(_folded(anchor), (anchor, set()))[1].add(passage.document)
     found = [Question(anchor, frozenset(answers)) for anchor, answers in questions.values()]
-    return _Found({p.document: list(_cut(p)) for p in documents.values()}, {"pairs": found}, len(pairs) - len(found))
+    return _Found({passage.document: list(_cut(passage)) for passage in documents.values()}, {"pairs": found})
 
 
 # ---- BEIR's layout, in a folder or on the hub
@@ -246,7 +238,7 @@ def _judged(corpus: Iterable[Row], queries: Iterable[Row], splits: dict[str, Ite
         answers: dict[str, set[str]] = {}
         for row in rows:
             query, document, score = (str(row.values[name]) for name in ("query-id", "corpus-id", "score"))
-            if query not in texts and score != "score":  # which would be a header of other names
+            if query not in texts:
                 raise ValueError(
                     f"{row.where}: the query {query!r} is not in queries; remove the line or add the query"
                 )
@@ -268,29 +260,28 @@ def _id(row: Row) -> str:
 
 def _split(found: _Found, data_source: str, num_samples: int, seed: int) -> Collection:
     documents, questions, draw = found.documents, found.questions, random.Random(seed)
-    if len(documents) < LEAST:
-        raise ValueError(
-            f"data_source={data_source!r}: {len(documents)} documents; at least {LEAST} are needed. Add texts"
-        )
-    kind = "pairs" if "pairs" in questions else "questions"
-    if not questions:
-        questions = {"pairs": _headings(documents)}
-        kind = "headings" if questions["pairs"] else "none"
-    [(split, only), *others] = questions.items()
-    if not others and (split == "pairs" or len(only) >= DEALT):
-        questions = _deal(only, draw)
+    kind = "pairs" if "pairs" in questions else "questions" if questions else "none"
+    if not questions and (headings := _headings(documents)):
+        kind, questions = "headings", {"pairs": headings}
+    if len(questions) == 1 and ("pairs" in questions or len(*questions.values()) >= DEALT):
+        questions = _deal(*questions.values(), draw)
     held = {name for split in ("dev", "test") for each in questions.get(split, ()) for name in each.answers}
-    pairs = [(each.text, name) for each in questions.get("train", ()) for name in sorted(each.answers - held)]
-    training = [(asked, documents[name][0].body) for asked, name in pairs]
-    if (
-        not training or kind == "headings"
-    ):  # the words of people's questions are in no heading: then all headings may train
+    training = [
+        (each.text, documents[name][0].body)
+        for each in questions.get("train", ())
+        for name in sorted(each.answers - held)
+    ]
+    if not training or kind == "headings":
+        # The words of people's questions are in no heading: then all headings may train.
         free = documents if kind == "questions" else documents.keys() - held
         training = [(passage.heading, passage.body) for name in sorted(free) for passage in documents[name]]
-    unique = list({_digest(f"{asked}\n{body}"): (asked, body) for asked, body in training}.values())
+    unique = list({_folded(f"{asked}\n{body}"): (asked, body) for asked, body in training}.values())
     draw.shuffle(unique)
-    if len(unique) < 2:
-        raise ValueError(f"data_source={data_source!r}: {len(unique)} different texts to train on. Add documents")
+    if len(unique) < LEAST_BATCH:
+        raise ValueError(
+            f"data_source={data_source!r}: {len(unique)} different texts to train on; at least {LEAST_BATCH} are needed. "
+            "Add documents; in a folder they are .md and .txt files"
+        )
     passages = [passage for several in documents.values() for passage in several]
     return Collection(
         kind=kind,
@@ -298,7 +289,6 @@ def _split(found: _Found, data_source: str, num_samples: int, seed: int) -> Coll
         training=unique[: num_samples or None],
         dev=questions.get("dev", []),
         test=questions.get("test", []),
-        duplicates_removed=found.removed + len(training) - len(unique),
         name=Path(data_source).name if Path(data_source).expanduser().exists() else data_source,
         revision=REVISIONS.get(data_source),
         draw=f"{num_samples or 'all'} pairs, seed {seed}",
@@ -307,7 +297,7 @@ def _split(found: _Found, data_source: str, num_samples: int, seed: int) -> Coll
 
 
 def _headings(documents: dict[str, list[Passage]]) -> list[Question]:
-    """Each heading that only one document has, as a question for it."""
+    """Each heading that only one document has, as a question that this document answers."""
     owners: dict[str, set[str]] = {}
     for name, passages in documents.items():
         for passage in passages:
@@ -321,10 +311,9 @@ def _deal(questions: list[Question], draw: random.Random) -> dict[str, list[Ques
     names = sorted({name for question in questions for name in question.answers})
     draw.shuffle(names)
     quota = min(round(HELD_OUT * len(names)), MOST_HELD_OUT)
-    dev, test, train = set(names[:quota]), set(names[quota : 2 * quota]), set(names[2 * quota :])
-    sides = {"dev": dev, "test": test, "train": train}
+    sides = {"dev": {*names[:quota]}, "test": {*names[quota : 2 * quota]}, "train": {*names[2 * quota :]}}
     return {split: [each for each in questions if each.answers <= side] for split, side in sides.items()}
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(" ".join(text.casefold().split()).encode(), digest_size=16).digest()
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().split())

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from helpers.lejepa.data import Collection, Question
-from helpers.lejepa.search import hybrid_scores, lexical_index, lexical_scores, unit
+from helpers.lejepa.search import lexical_index, lexical_scores
+from helpers.lejepa.standalone import hybrid, unit
 
 # Q questions · N passages · M documents · K dimensions
 
 RESAMPLES = 5_000
 LEAST_QUESTIONS = 20  # an interval over fewer is too narrow: their resamples hardly differ
+# The stock model is what is searched with where no question can choose: docs/results/lejepa_search_cpu.json.
 STOCK, TRAINED = "as it came", "LeJEPA"
-DEFAULT = STOCK  # what is searched with where no question can choose; by docs/results/lejepa_search_cpu.json
 
 
 class Judge:
@@ -26,32 +27,29 @@ class Judge:
     """
 
     def __init__(self, collection: Collection, questions: Sequence[Question]):
-        self.passages, self.questions = collection.passages, list(questions)
         headings = collection.kind == "headings"
-        self.texts = [passage.body if headings else passage.text for passage in self.passages]
-        self.asked = [question.text for question in self.questions]
-        names = list(dict.fromkeys(passage.document for passage in self.passages))
-        place = {name: number for number, name in enumerate(names)}
-        self._owner_N = np.array([place[passage.document] for passage in self.passages])
-        self._relevant = [{place[name] for name in question.answers} for question in self.questions]
-        self.lexical_QN = lexical_scores(lexical_index(self.texts), self.asked) if self.questions else None
+        self.texts = [passage.body if headings else passage.text for passage in collection.passages]
+        self.asked = [question.text for question in questions]
+        self._documents_N = np.array([passage.document for passage in collection.passages])
+        self._answers = [question.answers for question in questions]
+        self.lexical_QN = lexical_scores(lexical_index(self.texts), self.asked) if questions else None
 
-    def ndcg(self, scores_QN: np.ndarray, k: int = 10) -> np.ndarray:
-        """nDCG@k [Q] with binary judgements; a document is as good as its best passage."""
-        discounts_K = 1 / np.log2(np.arange(2, k + 2))
+    def ndcg(self, scores_QN: np.ndarray) -> np.ndarray:
+        """nDCG@10 [Q] with binary judgements; a document is as good as its best passage."""
+        discounts_K = 1 / np.log2(np.arange(2, 12))
         found_Q = []
-        for scores_N, relevant in zip(scores_QN, self._relevant, strict=True):
-            order_N = self._owner_N[np.argsort(-scores_N, kind="stable")]
-            best = list(dict.fromkeys(order_N[: 50 * k]))[:k]
-            gain = sum(discount for document, discount in zip(best, discounts_K, strict=False) if document in relevant)
-            found_Q.append(gain / discounts_K[: len(relevant)].sum())
+        for scores_N, answers in zip(scores_QN, self._answers, strict=True):
+            ranked = self._documents_N[np.argsort(-scores_N, kind="stable")].tolist()
+            best = dict.fromkeys(ranked)
+            gain = sum(discount for document, discount in zip(best, discounts_K, strict=False) if document in answers)
+            found_Q.append(gain / discounts_K[: len(answers)].sum())
         return np.array(found_Q)
 
     def measure(self, questions_QK: np.ndarray, passages_NK: np.ndarray) -> dict[str, np.ndarray]:
         """nDCG@10 [Q] of embeddings by themselves, and of the whole search around them."""
         return {
             "dense": self.ndcg(unit(questions_QK) @ unit(passages_NK).T),
-            "hybrid": self.ndcg(hybrid_scores(questions_QK, passages_NK, self.lexical_QN)),
+            "hybrid": self.ndcg(hybrid(questions_QK, passages_NK, self.lexical_QN)),
         }
 
 
@@ -84,31 +82,30 @@ class Verdict:
         }
 
 
-def compare(says: str, ours_Q: np.ndarray, theirs_Q: np.ndarray, seed: int = 0) -> Verdict:
+def compare(says: str, ours_Q: np.ndarray, theirs_Q: np.ndarray) -> Verdict:
     """Percentile bootstrap of the mean difference over questions, drawn together for both."""
     difference_Q = ours_Q - theirs_Q
     Q = len(difference_Q)
-    drawn_RQ = np.random.default_rng(seed).multinomial(Q, np.full(Q, 1 / Q), RESAMPLES)
+    drawn_RQ = np.random.default_rng(0).multinomial(Q, np.full(Q, 1 / Q), RESAMPLES)
     low, high = np.quantile(drawn_RQ @ difference_Q / Q, (0.025, 0.975))
     won, lost = int((difference_Q > 1e-9).sum()), int((difference_Q < -1e-9).sum())
     return Verdict(says, float(difference_Q.mean()), float(low), float(high), Q, won, lost)
 
 
 def choose(dev: Mapping[str, Mapping[str, np.ndarray]], kind: str) -> tuple[str, str]:
-    """The search that is kept, and why: the default, unless dev questions show with an interval that another is better.
+    """The search that is kept, and why: the stock model's, unless dev questions show with an interval that another is better.
 
     dev: model -> `Judge.measure`. Where the questions are headings, the model that was trained on headings is no candidate:
     a model is not judged by the kind of question that it was trained on.
     """
-    barred = TRAINED if kind == "headings" else ""
-    if not dev or len(dev[DEFAULT]["hybrid"]) < LEAST_QUESTIONS:
-        return DEFAULT, "too few questions to choose by: the default"
-    default_Q, better = dev[DEFAULT]["hybrid"], {}
+    if not dev:
+        return STOCK, "no questions to choose by: the default"
+    stock_Q, better = dev[STOCK]["hybrid"], {}
     for name, rows in dev.items():
-        if name not in (DEFAULT, barred) and compare(name, rows["hybrid"], default_Q).outcome == "better":
-            better[name] = float(rows["hybrid"].mean())
-    Q = len(default_Q)
+        barred = name == TRAINED and kind == "headings"
+        if not barred and compare(name, rows["hybrid"], stock_Q).outcome == "better":
+            better[name] = rows["hybrid"].mean()
     if not better:
-        return DEFAULT, f"no other model is better on {Q} {kind} that chose"
-    name = max(better, key=better.__getitem__)
-    return name, f"nDCG@10 {better[name]:.3f} against {default_Q.mean():.3f} on {Q} {kind} that chose, and told apart"
+        return STOCK, f"no other model is better on {len(stock_Q)} {kind} that chose"
+    name = max(better, key=better.get)
+    return name, f"nDCG@10 {better[name]:.3f} against {stock_Q.mean():.3f} on {len(stock_Q)} {kind} that chose"

@@ -1,14 +1,14 @@
-"""LeJEPA: two views of one text meet at their centre, and all texts are drawn to an isotropic Gaussian.
+"""LeJEPA: the two views of a text are drawn to their centre, and all texts to an isotropic Gaussian.
 
     loss = (1 - w) invariance + w SIGReg + c contrastive                      w sigreg_weight · c contrastive_weight
 
     invariance    mean squared distance of the views of a text to their centre
     SIGReg        how far all embeddings are from N(0, I), by a test on random one-dimensional slices: nothing collapses
-    contrastive   cross-entropy of the own second view among those of the batch (MultipleNegativesRankingLoss)
+    contrastive   cross-entropy of a text's second view among the second views of the batch (MultipleNegativesRankingLoss)
 
 Balestriero and LeCun, LeJEPA (arXiv 2511.08544). The paper has the first two terms. From a pretrained search model they alone
 lower its quality (docs/lejepa.md), so the third is on by default; every log says which share of the gradient each term has.
-SIGReg is on the embedding that is saved, not on a projection that is thrown away.
+SIGReg acts on the embedding that is saved, not on a projection that is thrown away.
 
 # V views · N texts · K dimensions of an embedding · M slices · P knots above 0
 """
@@ -30,7 +30,7 @@ try:
 except ImportError:  # outside this suite
     xla = None
 
-LAST_KNOT, KNOTS, SLICES = 3.0, 17, 256  # as the paper's code; its text integrates to 5
+LAST_KNOT, KNOTS = 3.0, 17  # as in the paper's code; the paper's text integrates to 5
 SCALE = 20.0  # inverse temperature of the cosines, the default of MultipleNegativesRankingLoss
 CROP_WORDS = (6, 24)  # of a view that stands in for a heading
 
@@ -47,11 +47,11 @@ def views(heading: str, body: str, draw: random.Random) -> tuple[str, str]:
     return heading or crop(body, draw), body
 
 
-def crop(text: str, draw: random.Random, words: tuple[int, int] = CROP_WORDS) -> str:
-    """A random span of so many words of `text`, white space within it as it was; at most half of the text."""
+def crop(text: str, draw: random.Random) -> str:
+    """A random span of `CROP_WORDS` words of `text`, white space within it as it was; at most half of the text."""
     spans = [match.span() for match in _WORD.finditer(text)]
-    most = min(words[1], max(1, len(spans) // 2))
-    length = draw.randint(min(words[0], most), most)
+    most = min(CROP_WORDS[1], max(1, len(spans) // 2))
+    length = draw.randint(min(CROP_WORDS[0], most), most)
     begin = draw.randint(0, max(0, len(spans) - length))
     return text[spans[begin][0] : spans[begin + length - 1][1]] if spans else text
 
@@ -90,7 +90,7 @@ class SIGReg(nn.Module):
     256 slices give the value to 3 %. Every process must have the same seed.
     """
 
-    def __init__(self, slices: int = SLICES, seed: int = 0):
+    def __init__(self, slices: int = 256, seed: int = 0):
         super().__init__()
         t_P, phi_P, weight_P = knots()
         self.number, self.seed = slices, seed
@@ -126,21 +126,19 @@ class _EppsPulley(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, projection_VNM, sigreg):
-        # A CPU keeps cos and sin of the first knot: to compute them again takes longer than to read them.
-        on_cpu = projection_VNM.device.type == "cpu"
-        circles = list(_circles(projection_VNM)) if on_cpu else []
+        circles = list(_circles(projection_VNM))
         rows = projection_VNM.shape[1]
-        sums_VP2M = sum(_sums_at_knots(*circle) for circle in circles or _circles(projection_VNM))
-        ctx.processes = 1
-        if spread_over_processes(projection_VNM):
-            ctx.processes = dist.get_world_size()
+        sums_VP2M = sum(_sums_at_knots(*circle) for circle in circles)
+        # A tensor on XLA is the whole batch already.
+        ctx.processes = 1 if projection_VNM.device.type == "xla" else processes()
+        if ctx.processes > 1:
             message = torch.cat((sums_VP2M.flatten(), sums_VP2M.new_tensor([rows])))
             dist.all_reduce(message)
             sums_VP2M, rows = message[:-1].view_as(sums_VP2M), message[-1]
         cos_VPM, sin_VPM = (sums_VP2M / rows).unbind(2)
         excess_VPM = cos_VPM - sigreg.target
         ctx.sigreg, ctx.dtype = sigreg, projection_VNM.dtype
-        ctx.save_for_backward(excess_VPM, sin_VPM, *(sum(circles, ()) if on_cpu else (projection_VNM,)))
+        ctx.save_for_backward(excess_VPM, sin_VPM, *sum(circles, ()))
         return (rows * sigreg.weights * (excess_VPM.square() + sin_VPM.square())).sum(1).mean()
 
     @staticmethod
@@ -150,7 +148,7 @@ class _EppsPulley(torch.autograd.Function):
         V, _, M = sin_VPM.shape
         factor_P1 = gradient * (2 * ctx.processes / (V * M)) * ctx.sigreg.weights * ctx.sigreg.knots
         slope_VPM, drop_VPM = factor_P1 * sin_VPM, factor_P1 * -excess_VPM
-        circles = _circles(*kept) if len(kept) == 1 else zip(kept[::2], kept[1::2], strict=True)
+        circles = zip(kept[::2], kept[1::2], strict=True)
         parts = [_series(*circle, slope_VPM, drop_VPM).to(ctx.dtype) for circle in circles]
         return torch.cat(parts, dim=1), None
 
@@ -199,9 +197,9 @@ def _series(cos_1, sin_1, cos_VPM, sin_VPM):
     return (real * cos_1).addcmul_(imaginary, sin_1, value=-1)
 
 
-def spread_over_processes(tensor) -> bool:
-    """Whether other processes hold further rows of the batch. A tensor on XLA is the global one already."""
-    return tensor.device.type != "xla" and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+def processes() -> int:
+    """How many processes hold rows of the batch."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 # ---- the whole loss
@@ -228,26 +226,16 @@ class LeJEPALoss(CachedLossMixin, nn.Module):
         self.model, self.mini_batch_size, self.step = model, mini_batch_size, 0
         self.weights = {"invariance": 1 - sigreg_weight, "sigreg": sigreg_weight, "contrastive": contrastive_weight}
         self.sigreg = SIGReg(seed=seed)
-        processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        self.ranking = MultipleNegativesRankingLoss(model, scale=SCALE, gather_across_devices=processes > 1)
+        self.ranking = MultipleNegativesRankingLoss(model, scale=SCALE, gather_across_devices=processes() > 1)
         self._totals = None
 
     def forward(self, sentence_features, labels=None):
         features = list(sentence_features)
-        if len(features) < 2 or len(features[0]["input_ids"]) < 2:
-            raise ValueError(
-                f"the batch has {len(features)} views of {len(features[0]['input_ids'])} texts, and LeJEPA compares "
-                "at least 2 views of 2 texts each: raise batch_size, or give the rows a second column"
-            )
-        on_xla = features[0]["input_ids"].device.type == "xla"
-        if self.mini_batch_size and not on_xla:
+        if not self.mini_batch_size:
+            return self.calculate_loss([[self.model(column)["sentence_embedding"]] for column in features])
+        if features[0]["input_ids"].device.type != "xla":
             return self.forward_cached(features)
-        chunk = self.mini_batch_size if on_xla else 0
-        embedded = [
-            embed_on_xla(self.model, column, chunk) if chunk else self.model(column)["sentence_embedding"]
-            for column in features
-        ]
-        return self.calculate_loss([[each_NK] for each_NK in embedded])
+        return self.calculate_loss([[embed_on_xla(self.model, column, self.mini_batch_size)] for column in features])
 
     def calculate_loss(self, reps, labels=None, *, with_backward=False):
         """The loss from embeddings: for each view a list of parts [n, K]. with_backward: as CachedLossMixin asks for."""
@@ -256,7 +244,7 @@ class LeJEPALoss(CachedLossMixin, nn.Module):
         loss = sum(terms.values())
         if self.training:
             self.step += 1
-            seen = torch.stack([*(term.detach() for term in terms.values()), torch.ones_like(loss.detach())])
+            seen = torch.stack([*terms.values(), torch.ones_like(loss)]).detach()
             self._totals = (torch.zeros_like(seen) if self._totals is None else self._totals) + seen
         if with_backward:
             loss.backward()

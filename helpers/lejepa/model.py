@@ -15,7 +15,6 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -46,13 +45,18 @@ def load_backbone(
     base_model: a hub id (`REVISIONS` are pinned), a local path, or "sample": a random BERT of four layers.
     max_seq_length: tokens; 0 keeps the model's own.
 
-    Raises ValueError (a length that the model has not, no texts for "sample"), FileNotFoundError, and as `hub.reading`.
+    Raises ValueError for a max_seq_length beyond the model's positions, and what `hub.reading` raises.
     """
     model = _sample(texts, seed) if base_model == SAMPLE else _pretrained(base_model)
-    config = getattr(getattr(model[0], "auto_model", None), "config", None)
-    if config is not None:
-        config.use_cache = False  # nothing is generated, and XLA refuses the slice of Gemma's sliding cache
-    _limit_length(model, config, max_seq_length)
+    config = model[0].auto_model.config
+    config.use_cache = False  # nothing is generated, and XLA refuses the slice of Gemma's sliding cache
+    positions = getattr(config, "max_position_embeddings", None) or math.inf
+    if config.model_type in ("mpnet", "roberta", "xlm-roberta", "camembert"):
+        positions -= 2  # their first positions are for padding
+    if max_seq_length > positions:
+        raise ValueError(f"max_seq_length={max_seq_length}: must be 0 (the model's own) to {positions} tokens")
+    if max_seq_length:
+        model.max_seq_length = max_seq_length
     return model
 
 
@@ -64,24 +68,20 @@ def principal_head(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Weight [K, D] and bias [K] that turn embeddings to their principal axes, largest first, with a mean square of 1.
 
-    centred: subtract the mean of the documents. power: 0 keeps all angles (up to K < D), 1 whitens, between is partial
-    whitening: axis i is scaled by (l_i + shrinkage mean(l))^(-power / 2) (Kessy, Lewin and Strimmer, arXiv 1512.00809).
+    centred: the mean of the documents is subtracted. power: 0 keeps all angles (up to K < D), 1 whitens, and a number between
+    them whitens partially: axis i is scaled by (l_i + shrinkage mean(l))^(-power / 2) (Kessy, Lewin and Strimmer, arXiv 1512.00809).
 
-    An output_dim above D, or of 0, is D: a linear head cannot add rank, and that is said.
+    An output_dim of 0 is D. So is one above D, and a line says so: a linear head cannot add dimensions.
     """
     x_ND = torch.from_numpy(np.asarray(x_ND)).double()
     N, D = x_ND.shape
     if output_dim > D:
         tracking.say(
-            f"output_dim={output_dim}: the backbone has {D} dimensions, which a linear head cannot exceed: {D} it is"
+            f"output_dim={output_dim}: the backbone has {D} dimensions, and a linear head cannot add any: {D} are used"
         )
     K = min(output_dim or D, D)
-    mean_D = x_ND.mean(0) if centred else torch.zeros(D, dtype=torch.float64)
+    mean_D = x_ND.mean(0) * centred
     moment_DD = (x_ND - mean_D).T @ (x_ND - mean_D) / N
-    if not torch.isfinite(moment_DD).all() or moment_DD.trace() <= 1e-12:
-        raise ValueError(
-            "the embeddings of the documents are all the same or not finite; check base_model and data_source"
-        )
     values_D, vectors_DD = torch.linalg.eigh(moment_DD)
     values_K, vectors_KD = values_D.flip(0)[:K].clamp(min=0), vectors_DD.T.flip(0)[:K]
     weight_KD = ((values_K + shrinkage * values_D.mean()) ** (-power / 2))[:, None] * vectors_KD
@@ -93,12 +93,9 @@ def GaussianEmbeddingGemma(
     backbone: SentenceTransformer, weight_KD: torch.Tensor, bias_K: torch.Tensor
 ) -> SentenceTransformer:
     """The model that LeJEPA trains: a copy of the backbone with a linear head, such as `principal_head` fits to documents."""
-    head = Dense(weight_KD.shape[1], weight_KD.shape[0], bias=True, activation_function=torch.nn.Identity())
-    with torch.no_grad():
-        head.linear.weight.copy_(weight_KD)
-        head.linear.bias.copy_(bias_K)
-    modules = [*copy.deepcopy(on_cpu(backbone)), head]
-    return SentenceTransformer(modules=modules, prompts=backbone.prompts or None, device="cpu")
+    head = Dense(weight_KD.shape[1], weight_KD.shape[0], activation_function=torch.nn.Identity())
+    head.linear.load_state_dict({"weight": weight_KD, "bias": bias_K})
+    return SentenceTransformer(modules=[*copy.deepcopy(backbone), head], prompts=backbone.prompts, device="cpu")
 
 
 # ---- embedding
@@ -107,8 +104,8 @@ def GaussianEmbeddingGemma(
 def encode(model: SentenceTransformer, texts: Sequence[str], task: str) -> np.ndarray:
     """Embeddings [N, K] in fp32 of texts that are a "query" or a "document"; a model on XLA is copied to the CPU first."""
     model = on_cpu(model)
-    training, call = model.training, {"query": model.encode_query, "document": model.encode_document}[task]
-    embeddings_NK = call(list(texts), show_progress_bar=False)
+    training = model.training
+    embeddings_NK = getattr(model, f"encode_{task}")(list(texts), show_progress_bar=False)
     model.train(training)
     return np.asarray(embeddings_NK, np.float32)
 
@@ -118,25 +115,15 @@ def on_cpu(model: SentenceTransformer) -> SentenceTransformer:
     return cpu_copy(model, model.model_card_data) if model.device.type == "xla" else model
 
 
-def column_prompts(model: SentenceTransformer, columns: Sequence[str]) -> dict[str, str]:
-    """The model's prompt of each column: "query" of the first, "document" of the others."""
-    names = {column: "query" if column == columns[0] else "document" for column in columns}
-    return {column: model.prompts[name] for column, name in names.items() if model.prompts.get(name)}
-
-
 # ---- loading
 
 
 def _pretrained(base_model: str) -> SentenceTransformer:
     path = source_path("base_model", base_model)
-    if path is not None and not ((path / "config.json").is_file() or (path / "modules.json").is_file()):
-        raise FileNotFoundError(
-            f"base_model={base_model!r}: no config.json or modules.json there; name the folder of a saved model"
-        )
     with hub.reading(base_model, "base_model"):
         return SentenceTransformer(
             str(path or base_model),
-            revision=None if path else REVISIONS.get(base_model),
+            revision=REVISIONS.get(base_model),
             trust_remote_code=False,
             model_kwargs={"dtype": torch.float32, "use_safetensors": True},
             local_files_only=path is None and not hub.answers(),  # what is cached may be enough
@@ -144,23 +131,11 @@ def _pretrained(base_model: str) -> SentenceTransformer:
         )
 
 
-def _limit_length(model: SentenceTransformer, config: Any, max_seq_length: int) -> None:
-    positions = getattr(config, "max_position_embeddings", None) or math.inf
-    if getattr(config, "model_type", "") in ("mpnet", "roberta", "xlm-roberta", "camembert"):
-        positions -= 2  # their first positions are for padding
-    if max_seq_length > positions:
-        raise ValueError(f"max_seq_length={max_seq_length}: must be 0 (the model's own) to {positions} tokens")
-    if max_seq_length:
-        model.max_seq_length = max_seq_length
-
-
 def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
     """A random BERT, 64 wide, that knows the most frequent words of the texts and letters; the same each time."""
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     counts = Counter(word for text in texts for word in re.findall(r"[a-z0-9]+", text.lower()))
-    if not counts:
-        raise ValueError("texts is empty: base_model='sample' takes its vocabulary from them, so give the documents")
     letters = "abcdefghijklmnopqrstuvwxyz0123456789.,:;()"
     frequent = sorted(counts, key=lambda word: (-counts[word], word))[:SAMPLE_WORDS]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

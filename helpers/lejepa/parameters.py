@@ -16,19 +16,13 @@ EMBEDDING_GEMMA = "google/embeddinggemma-300m"
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MPNET = "sentence-transformers/all-mpnet-base-v2"
 AUTO = "auto"
-LEAST_BATCH = 2  # texts: LeJEPA compares at least two
+LEAST_BATCH = 2  # texts: LeJEPA compares texts with each other
 EPOCHS = 3
-STEPS = {
-    "cpu": 30,
-    "cuda": 600,
-    "xla": 600,
-    "tpu": 600,
-}  # at most: some 5 minutes of MiniLM on a CPU, 10 of mpnet on a T4
-LOSS, TEXTS = "Loss", "Texts"
+CPU_STEPS, STEPS = 30, 600  # at most: some 5 minutes of MiniLM on a CPU, 10 of mpnet on a T4
 
 
 class EmbeddingParameters(Parameters):
-    """What `lejepa_training` and its TPU twin are told."""
+    """Parameters of `lejepa_training` and of its TPU twin."""
 
     data_source: Source = parameter(
         DEFAULT_DATA,
@@ -36,7 +30,7 @@ class EmbeddingParameters(Parameters):
     )
     base_model: ModelSource = parameter(
         AUTO,
-        "Model to start from: 'auto', a hub id, a local path, or 'sample' for a tiny random one.",
+        "Model to start from: 'auto', a hub id, a local path, or 'sample' for a tiny random model.",
         suggestions=(AUTO, MINILM, MPNET, EMBEDDING_GEMMA, SAMPLE),
     )
     output_dir: str = parameter(
@@ -49,21 +43,21 @@ class EmbeddingParameters(Parameters):
 
     num_samples: int = parameter(
         20000,
-        "At most so many training pairs; 0 takes all. Every document is searchable, whatever this says.",
-        group=TEXTS,
+        "Training pairs to use at most; 0 uses all. Every document is searchable, whatever the number is.",
+        group="Texts",
         low=0,
     )
     max_seq_length: int = parameter(
-        256, "Tokens of a passage that the model reads; the rest is cut off.", group=TEXTS, low=8, high=8192
+        256, "Tokens of a passage that the model reads; the rest is cut off.", group="Texts", low=8, high=8192
     )
     train_length: int = parameter(
-        128, "Tokens of a text that the model reads in training; the rest is cut off.", group=TEXTS, low=8, high=8192
+        128, "Tokens of a text that the model reads in training; the rest is cut off.", group="Texts", low=8, high=8192
     )
 
     sigreg_weight: float = parameter(
-        0.02, "Weight w of SIGReg, the paper's lambda: (1 - w) invariance + w SIGReg.", group=LOSS, low=0.0, high=1.0
+        0.02, "Weight w of SIGReg, the paper's lambda: (1 - w) invariance + w SIGReg.", group="Loss", low=0.0, high=1.0
     )
-    contrastive_weight: float = parameter(1.0, "Weight of the contrastive term.", group=LOSS, low=0.0)
+    contrastive_weight: float = parameter(1.0, "Weight of the contrastive term.", group="Loss", low=0.0)
     save_steps: int = parameter(50, "Optimizer steps between two checkpoints.", group=MACHINE, low=1, identity=False)
 
     @model_validator(mode="after")
@@ -82,11 +76,12 @@ def chosen(base_model: str, kind: str) -> str:
 
 def recipe(rows: int, length: int, kind: str) -> Recipe:
     """The recipe for so many training pairs: three passes, but no more steps than take some minutes on a device of this kind."""
-    batch_size = max(LEAST_BATCH, min(32 if kind == "cpu" else 64, rows))
+    batch_size, steps = (32, CPU_STEPS) if kind == "cpu" else (64, STEPS)
+    batch_size = max(LEAST_BATCH, min(batch_size, rows))
     return Recipe(
         batch_size=batch_size,
-        learning_rate=2e-5,  # the backbone's; the head's is HEAD_RATE times that
-        max_steps=max(1, min(STEPS[kind], EPOCHS * rows // batch_size)),
+        learning_rate=2e-5,
+        max_steps=max(1, min(steps, EPOCHS * rows // batch_size)),
         sequence_length=2 * length,
         warmup_fraction=0.1,
         weight_decay=0.01,

@@ -27,9 +27,8 @@ def pairs() -> Iterator[tuple[str, str]]:
         except (SyntaxError, ValueError):  # templates and files for other versions of Python
             continue
         for node in ast.walk(tree):
-            documented = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            first, *rest = re.split(
-                r"(?<=[.!?])\s+|\n\s*\n", (documented and ast.get_docstring(node)) or "", maxsplit=1
-            )
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            first, *rest = re.split(r"(?<=[.!?])\s+|\n\s*\n", ast.get_docstring(node) or "", maxsplit=1)
             if rest and len(rest[0].split()) >= LEAST_WORDS:
                 yield f"{path.stem}.{node.name}: {' '.join(first.split())}", rest[0].strip()

@@ -1,12 +1,11 @@
 """Hybrid search: cosines of an embedding beside BM25, with feedback from the best results (`standalone.hybrid`).
 
-The constants were chosen once, on the questions of two collections, by benchmarks/lejepa.py: docs/results/lejepa_search_cpu.json
+Its constants were chosen once, on the questions of two collections, by benchmarks/lejepa.py: docs/results/lejepa_search_cpu.json
 has what was tried. A run does not tune them.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import shutil
@@ -20,42 +19,37 @@ from sentence_transformers import SentenceTransformer
 
 from helpers.lejepa.data import Passage
 from helpers.lejepa.model import on_cpu
-from helpers.lejepa.standalone import hybrid, terms, unit
+from helpers.lejepa.standalone import terms, unit
 from helpers.machine.bm25 import import_bm25s
 
 # Q questions · N passages · K dimensions
 
-FUSION = {"bm25_weight": 0.3, "feedback": 2, "feedback_weight": 1.0}
-STEM = 6  # letters of a word that count
-hybrid_scores = functools.partial(hybrid, **FUSION)  # of embeddings and BM25, [Q, N]
-
 
 def lexical_index(texts: Sequence[str]):
-    """The BM25 index of texts (Robertson and Zaragoza 2009, as in Lucene), by bm25s."""
-    index = import_bm25s().BM25(method="lucene", k1=1.5, b=0.75)
-    index.index([terms(text, STEM) or [""] for text in texts], show_progress=False)
+    """The BM25 index of texts (Robertson and Zaragoza 2009, as in Lucene, with k1 = 1.5 and b = 0.75), by bm25s."""
+    index = import_bm25s().BM25()
+    index.index([terms(text) or [""] for text in texts], show_progress=False)
     return index
 
 
 def lexical_scores(index, questions: Sequence[str]) -> np.ndarray:
     """BM25 [Q, N] of every passage."""
-    return np.stack([index.get_scores_from_ids(index.get_tokens_ids(terms(each, STEM))) for each in questions])
+    return np.stack([index.get_scores_from_ids(index.get_tokens_ids(terms(question))) for question in questions])
 
 
 def save(folder: Path, model: SentenceTransformer, passages: Sequence[Passage], embeddings_NK: np.ndarray) -> Path:
-    """Writes all that a search needs, over what was there: model, FAISS index, BM25 index, texts and `search.py`.
+    """Writes all that a search needs, over what was there: model, FAISS index, BM25 index, passages and `search.py`.
 
-    embeddings_NK: of the passages' texts, by this model.
+    embeddings_NK: of the passages' texts, by this model, in fp32.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     index = faiss.IndexFlatIP(embeddings_NK.shape[1])
-    index.add(np.ascontiguousarray(unit(embeddings_NK), np.float32))
+    index.add(unit(embeddings_NK))
     faiss.write_index(index, str(folder / "index.faiss"))
-    texts, documents = [passage.text for passage in passages], [passage.document for passage in passages]
-    lexical_index(texts).save(str(folder / "bm25"), show_progress=False)
-    record = {"fusion": FUSION, "stem": STEM, "documents": documents, "texts": texts}
-    (folder / "search.json").write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
+    lexical_index([passage.text for passage in passages]).save(folder / "bm25", show_progress=False)
+    written = json.dumps([(passage.document, passage.text) for passage in passages], ensure_ascii=False)
+    (folder / "passages.json").write_text(written, encoding="utf-8")
     export(model, folder / "model")
     shutil.copyfile(Path(__file__).with_name("standalone.py"), folder / "search.py")
     return folder

@@ -3,12 +3,12 @@
     score = z(cosine) + bm25_weight z(BM25)      z: less the mean over all passages, divided by the standard deviation
 
 The mean of the best passages by this score is then added to the question, and the score is computed again: Rocchio's
-relevance feedback (1971) without a person.
+relevance feedback (1971) without a person. The constants are those that were best on the questions of two collections
+(docs/lejepa.md of the suite that wrote this file).
 """
 
 import functools
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -18,34 +18,32 @@ import numpy as np
 
 def search(question, k=10):
     """(score, document, passage) of the k best documents, each by its best passage."""
-    saved, model, vectors, bm25 = opened(Path(__file__).resolve().parent)
-    words = bm25.get_scores_from_ids(bm25.get_tokens_ids(terms(question, saved["stem"])))
-    scores, best = hybrid(model.encode_query(question), vectors, words, **saved["fusion"]), {}
+    passages, model, index, bm25 = opened()
+    words = bm25.get_scores_from_ids(bm25.get_tokens_ids(terms(question)))
+    scores, best = hybrid(model.encode_query(question), index.reconstruct_n(), words), {}
     for row in np.argsort(-scores, kind="stable"):
-        document = saved["documents"][row]
-        best.setdefault(document, (float(scores[row]), document, saved["texts"][row]))
+        best.setdefault(passages[row][0], (float(scores[row]), *passages[row]))
     return list(best.values())[:k]
 
 
 @functools.cache
-def opened(folder):
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # bm25s calls JAX, which would take the memory of a GPU
+def opened():
     import bm25s
     import faiss
     from sentence_transformers import SentenceTransformer
 
-    saved = json.loads((folder / "search.json").read_text(encoding="utf-8"))
-    vectors = faiss.read_index(str(folder / "index.faiss")).reconstruct_n()
+    folder = Path(__file__).resolve().parent
+    passages = json.loads((folder / "passages.json").read_text(encoding="utf-8"))
     model = SentenceTransformer(str(folder / "model"), device="cpu")
-    return saved, model, vectors, bm25s.BM25.load(str(folder / "bm25"))
+    return passages, model, faiss.read_index(str(folder / "index.faiss")), bm25s.BM25.load(folder / "bm25")
 
 
-def terms(text, stem):
-    """The words of a text, in small letters and cut to their first letters, which is a stemmer for every language."""
-    return [word[:stem] for word in re.findall(r"\w+", text.lower())]
+def terms(text):
+    """The words of a text, in small letters and cut to their first six, which is a stemmer for every language."""
+    return [word[:6] for word in re.findall(r"\w+", text.lower())]
 
 
-def hybrid(questions, passages, words, bm25_weight, feedback, feedback_weight):
+def hybrid(questions, passages, words, bm25_weight=0.3, feedback=2, feedback_weight=1.0):
     """Scores [..., N] from embeddings [..., K] and [N, K] and BM25 [..., N]; feedback: how many best passages are added."""
     near, passages, words = unit(questions), unit(passages), bm25_weight * z(words)
     scores = z(near @ passages.T) + words

@@ -1,11 +1,13 @@
 """sentence-transformers' trainer with this suite's reliability, and the rows that it trains on.
 
-What the stock trainer lacks: exact resume, SIGReg's slices after a resume, the loss's own terms in the logs, one shape on XLA.
+It adds what the stock trainer lacks: exact resume with the same slices of SIGReg, the terms of the loss in the logs, and one
+shape for all batches on XLA.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import random
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from sentence_transformers.base.sampler import BatchSamplers
 from torch import nn
 
 from helpers.lejepa.data import Collection
-from helpers.lejepa.model import column_prompts, on_cpu
+from helpers.lejepa.model import on_cpu
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.machine import xla
 from helpers.machine.runtime import Runtime
@@ -31,17 +33,16 @@ SPARE = 1.2  # rows beyond what the steps need: batches without duplicates leave
 
 
 def pairs(collection: Collection, views, rows: int, seed: int) -> Dataset:
-    """At least so many rows (anchor, positive), pass after pass over the training texts, each with its own crops.
+    """At least `rows` rows (anchor, positive): pass after pass over the training texts, each pass with its own crops.
 
     views: `loss.views`. One long epoch: a resumed run skips to its place in it.
     """
     found: list[tuple[str, str]] = []
-    number = 0
-    while len(found) < rows * SPARE or not number:
+    for number in range(math.ceil(rows * SPARE / len(collection.training))):
         for place, (heading, body) in enumerate(collection.training):
             found.append(views(heading, body, random.Random(f"{seed} {number} {place}")))
-        number += 1
-    return Dataset.from_dict({"anchor": [row[0] for row in found], "positive": [row[1] for row in found]})
+    anchors, positives = zip(*found, strict=True)
+    return Dataset.from_dict({"anchor": anchors, "positive": positives})
 
 
 class LeJEPATrainer(TrainerMixin, SentenceTransformerTrainer):
@@ -52,9 +53,6 @@ class LeJEPATrainer(TrainerMixin, SentenceTransformerTrainer):
     """
 
     def __init__(self, model: SentenceTransformer, *, length: int, runtime: Runtime, **kwargs) -> None:
-        # Looking up the hub for a licence or encoding examples is nothing that a save should do.
-        model.model_card_data.local_files_only = True
-        model.model_card_data.generate_widget_examples = False
         _embed_in_parts(kwargs["loss"], kwargs["args"])
         super().__init__(model=model, runtime=runtime, **kwargs)
         self.data_collator.preprocess_fn = padded(model, length, one=runtime.family == "xla")
@@ -66,8 +64,7 @@ class LeJEPATrainer(TrainerMixin, SentenceTransformerTrainer):
         return self.model.transformers_model
 
     def add_model_card_callback(self, default_args_dict) -> None:
-        """The stock callback counts the tokens of a thousand texts and prints some of them on the card."""
-        self.model.model_card_data.add_tags("generated_from_trainer")
+        """No callback: the stock one counts the tokens of a thousand texts and prints some of them on the card."""
 
     def get_train_dataloader(self):
         loader = super().get_train_dataloader()
@@ -91,14 +88,14 @@ class LeJEPATrainer(TrainerMixin, SentenceTransformerTrainer):
 
     def log(self, logs: dict, start_time: float | None = None) -> None:
         if "loss" in logs and hasattr(self.loss, "read_terms"):
-            logs = logs | {name: round(value, 6) for name, value in self.loss.read_terms().items()}
+            logs = logs | self.loss.read_terms()
             if self.runtime.kind == "xla":
                 xla.sync()  # zeroed sums become data as they are between logs, not constants of a new graph
         super().log(logs, start_time)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        folder = str(output_dir or self.args.output_dir)
-        on_cpu(self.model).save_pretrained(folder, create_model_card=self._staging is None)
+        """Without a model card, for which sentence-transformers would look up the hub and encode examples."""
+        on_cpu(self.model).save_pretrained(str(output_dir or self.args.output_dir), create_model_card=False)
 
 
 def padded(model: SentenceTransformer, length: int, *, one: bool):
@@ -136,26 +133,24 @@ def new_trainer(
     fields = {
         **params.model_dump(include={"seed", "save_steps", "report_to"}),
         "logging_steps": 5,
-        "prompts": column_prompts(model, rows.column_names) or None,
+        "prompts": {
+            column: model.prompts.get("document" if place else "query")
+            for place, column in enumerate(rows.column_names)
+        },
         "batch_sampler": BatchSamplers.NO_DUPLICATES,
         "eval_strategy": "no",  # the recipe is short and fixed; dev questions choose among models at its end
     }
-    arguments = training_arguments(
-        plan, runtime, output_dir, cls=SentenceTransformerTrainingArguments, **fields | overrides
-    )
     return LeJEPATrainer(
         model,
-        args=arguments,
+        args=training_arguments(
+            plan, runtime, output_dir, cls=SentenceTransformerTrainingArguments, **fields | overrides
+        ),
         train_dataset=rows,
         loss=loss,
         plan=plan,
         runtime=runtime,
         max_hours=params.max_hours,
         length=params.train_length,
-        flops_per_token=flops_per_token(model),
+        # 6 a weight of the encoder, without its tables.
+        flops_per_token=6.0 * sum(w.numel() for name, w in model.named_parameters() if "embedding" not in name),
     )
-
-
-def flops_per_token(model: SentenceTransformer) -> float:
-    """Floating-point operations of a training step a token, for MFU: 6 a weight of the encoder, without its tables."""
-    return 6.0 * sum(weight.numel() for name, weight in model.named_parameters() if "embedding" not in name)

@@ -12,8 +12,6 @@ from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Recipe
 from helpers.plan.workloads import Asked, Workload
 
-__all__ = ["NOTEBOOK", "planned"]
-
 ROWS = 1_600  # training pairs of the default data set
 # config.json of the models that "auto" may stand for, and of the gated one, so that a plan downloads nothing
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -41,18 +39,17 @@ def workload(loss_module, name: str, length: int) -> Workload:
     """The step of `LeJEPALoss` over two views of each text. The planner's micro-batch is a part of a cached gradient."""
     import torch
 
-    vocabulary = next(m for m in loss_module.modules() if isinstance(m, torch.nn.Embedding)).num_embeddings
+    config = loss_module.model[0].auto_model.config
 
     def batch(examples: int, length: int) -> list[dict[str, Any]]:
         mask = torch.ones(examples, length, dtype=torch.long)
         mask[0, -1] = 0  # as where texts are padded: attention gets a mask
-        columns = (torch.randint(0, vocabulary, (examples, length)) for _ in range(2))
+        columns = (torch.randint(0, config.vocab_size, (examples, length)) for _ in range(2))
         return [{"input_ids": ids, "attention_mask": mask} for ids in columns]
 
     def loss(loss_module, columns):
         return loss_module([dict(column) for column in columns])
 
-    types = {str(getattr(getattr(module, "config", None), "model_type", "")) for module in loss_module.modules()}
     return Workload(
         notebook=NOTEBOOK,
         name=name,
@@ -62,7 +59,7 @@ def workload(loss_module, name: str, length: int) -> Workload:
         length=length,
         views=2,
         least=LEAST_BATCH,
-        overflows_fp16=any(each.startswith("gemma3") for each in types),
+        overflows_fp16=config.model_type.startswith("gemma3"),
     )
 
 
@@ -96,8 +93,8 @@ def _step(name: str, length: int, weights: bool) -> Workload:
         backbone = _backbone(transformers.AutoModel.from_config(config))
         modules = (backbone, Pooling(D), *(Dense(*each, activation_function=torch.nn.Identity()) for each in dense))
         model = SentenceTransformer(modules=modules, device=device)
-    weighted = {name: getattr(default, name) for name in ("sigreg_weight", "contrastive_weight")}
-    loss = LeJEPALoss(model, **weighted).to(device)  # reads its own numbers while it is made; "meta" has none
+    loss = LeJEPALoss(model, **default.model_dump(include={"sigreg_weight", "contrastive_weight"}))
+    loss = loss.to(device)  # only now: it reads its own numbers while it is made, and "meta" has none
     return replace(workload(loss, name, length), program=_last_part)
 
 

@@ -53,9 +53,9 @@
 # ## Your settings
 #
 # {own data} It may be a folder of `.md` and `.txt` files, one `.txt`, or a `.jsonl` or `.csv` with the columns `anchor` and `positive`
-# (questions and answers), or `text` and perhaps `title`. A folder in BEIR's layout brings its own questions. A zero takes the recipe's
-# value. Every setting is checked before anything is downloaded. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the
-# runtime's secrets.
+# (questions and answers), or `text` and perhaps `title`. A folder in BEIR's layout brings its own questions. Where a setting is 0, the
+# recipe decides. Every setting is checked before anything is downloaded. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY`
+# into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.lejepa.parameters.EmbeddingParameters
@@ -78,9 +78,9 @@ print(f"output     {run.path}")
 # %% [markdown]
 # ## Data
 #
-# Documents become passages of at most 180 words, and all of them are searchable. **Training** sees pairs: a question or a heading, and
-# its passage; a passage without a heading gives a short crop of itself. **Dev** questions choose, **test** questions only test; they
-# are about documents that training did not see.
+# Documents become passages of at most 180 words, and all of them are searchable. **Training** sees pairs of a question or a heading and
+# its passage; where a passage has no heading, a short crop of it takes the heading's place. **Dev** questions choose, and **test**
+# questions only test. Where questions or headings of the same kind train, dev and test are about other documents.
 
 # %%
 from helpers.lejepa import data
@@ -93,7 +93,6 @@ counts = {
     "training pairs": len(collection.training),
     f"dev {collection.kind}": len(collection.dev),
     f"test {collection.kind}": len(collection.test),
-    "duplicates removed": collection.duplicates_removed,
 }
 tables.show([counts], collection.source)
 print(collection.passages[0].text[:400])
@@ -101,7 +100,7 @@ print(collection.passages[0].text[:400])
 # %% [markdown]
 # ## The method, in one file
 #
-# Two views of a text should have the same embedding; that alone is solved by giving all texts the same one. **SIGReg** prevents it: it
+# Two views of a text should have the same embedding. One embedding for all texts would do that, too. **SIGReg** prevents it: it
 # asks that the embeddings of a batch look like draws from an isotropic Gaussian, in many random directions. A third, contrastive term
 # asks that a view is closer to its own text than to others.
 #
@@ -129,9 +128,9 @@ torch.testing.assert_close(plain, fast, rtol=1e-6, atol=0)
 # %% [markdown]
 # ## What costs nothing
 #
-# The stock model embeds all passages once. Then BM25, which counts words, stands beside it, and two closed forms that cost seconds: the
-# documents' mean subtracted, and mild whitening. **In hybrid search** is the score with BM25 and feedback from the best results; its
-# weights were chosen once, on other collections. The table is over the dev questions.
+# The stock model embeds all passages once. Beside it stand BM25, which counts words, and two closed forms that cost seconds: the
+# documents' mean subtracted, and mild whitening. **In hybrid search** means the score with BM25 and with feedback from the best
+# results; its weights were chosen once, on other collections. The table is over the dev questions.
 
 # %%
 from helpers.lejepa.evaluation import STOCK, TRAINED, Judge, choose, compare
@@ -172,7 +171,7 @@ if dev in measured:
 # ## Model and plan
 #
 # LeJEPA goes on from the stock model with a linear head after it, on principal axes: at the start the two rank alike, as far as
-# `output_dim` allows. What will run, and why; then what it is expected to take.
+# `output_dim` allows. The first table says what will run and why, the second what it is expected to take.
 
 # %%
 from helpers.lejepa.parameters import recipe
@@ -202,8 +201,8 @@ tables.show(forecast.rows())
 # ## Train
 #
 # The rows are plain pairs of texts, and no text is twice in a batch. The log has each term of the loss, with its weight. The second
-# table says which share of the gradient each term has: a small share of SIGReg is enough to keep embeddings from collapsing. The last ones
-# say what the run cost, measured: `mfu` is the share of the named datasheet peak that was used. On a TPU `compiles_after_warmup` and
+# table says which share of the gradient each term has: a small share of SIGReg is enough to keep embeddings from collapsing. The last
+# two say what the run cost, as measured: `mfu` is the share of the named datasheet peak that was used. On a TPU `compiles_after_warmup` and
 # `host_syncs_per_step` must be 0: anything else means that shapes change or that values leave the chip at every step.
 
 # %%
@@ -223,9 +222,9 @@ tables.show(forecast.beside(cost["train"]))
 # %% [markdown]
 # ## Is it any good?
 #
-# Two rows: what training adds to the same search, and the whole search over the stock model. The test questions chose nothing. The
-# intervals are a paired bootstrap over them: where 0 lies inside, the two are not told apart. Headings are of the kind that training
-# imitated, so that they flatter the trained model; it is never chosen by them.
+# The verdict has two rows: what training adds to the same search, and what the whole search adds to the stock model. The test questions
+# chose nothing. The intervals are a paired bootstrap over them: where 0 lies inside, the two are not told apart. Training imitated
+# headings, so that a test by headings flatters the trained model; it is never chosen by them.
 
 # %%
 import pandas

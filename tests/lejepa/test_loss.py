@@ -254,13 +254,6 @@ def test_a_model_that_ends_in_normalize_is_refused():
         lejepa(model)
 
 
-@pytest.mark.once
-@pytest.mark.parametrize(("V", "N"), [(1, 4), (2, 1)])
-def test_a_batch_below_two_views_of_two_texts_is_refused(V, N):
-    with pytest.raises(ValueError, match=f"the batch has {V} views of {N} texts.*raise batch_size"):
-        lejepa()(batch(V, N))
-
-
 # ---- two processes
 
 

@@ -12,7 +12,6 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from helpers.lejepa.model import (
     REVISIONS,
     GaussianEmbeddingGemma,
-    column_prompts,
     encode,
     load_backbone,
     principal_head,
@@ -65,13 +64,6 @@ def test_whitening_gives_the_identity_and_centring_a_mean_of_zero(backbone, x_ND
     assert z_NK.T @ z_NK / len(z_NK) == pytest.approx(np.eye(8), abs=1e-2)
 
 
-def test_embeddings_that_are_all_the_same_are_refused():
-    with pytest.raises(ValueError, match="all the same or not finite; check base_model and data_source"):
-        principal_head(np.ones((9, 4)), centred=True)
-    with pytest.raises(ValueError, match="all the same or not finite"):
-        principal_head(np.full((9, 4), np.nan))
-
-
 def test_an_output_dim_above_the_backbones_is_the_backbones_and_that_is_said(x_ND, capsys):
     weight_KD, _ = principal_head(x_ND, 512)
     assert weight_KD.shape == (64, 64)
@@ -101,12 +93,6 @@ def test_the_sample_model_is_the_same_in_every_process():
     assert len(found) == 1
 
 
-def test_the_first_column_has_the_prompt_of_queries_and_the_others_that_of_documents(backbone):
-    assert column_prompts(backbone, ["anchor", "positive"]) == {}
-    model = SentenceTransformer(modules=list(backbone), prompts={"query": "q: ", "document": "d: "}, device="cpu")
-    assert column_prompts(model, ["anchor", "positive"]) == {"anchor": "q: ", "positive": "d: "}
-
-
 def test_auto_is_minilm_on_a_cpu_and_mpnet_elsewhere_and_all_revisions_are_pinned():
     assert [chosen(AUTO, kind) for kind in ("cpu", "cuda", "xla")] == [MINILM, MPNET, MPNET]
     assert chosen("sample", "cuda") == "sample"
@@ -117,10 +103,8 @@ def test_auto_is_minilm_on_a_cpu_and_mpnet_elsewhere_and_all_revisions_are_pinne
 def test_a_length_that_the_model_has_not_and_a_folder_without_a_model_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"max_seq_length=1000: must be 0 \(the model's own\) to 512 tokens"):
         load_backbone("sample", texts=TEXTS, max_seq_length=1000)
-    with pytest.raises(FileNotFoundError, match=r"no config\.json or modules\.json there"):
+    with pytest.raises((ValueError, FileNotFoundError), match=f"base_model='{tmp_path}'.*config.json"):
         load_backbone(str(tmp_path))
-    with pytest.raises(ValueError, match="give the documents"):
-        load_backbone("sample")
 
 
 def test_code_that_comes_with_a_model_is_not_run(backbone, tmp_path):

@@ -42,7 +42,7 @@ def assert_whole_run(executed, results, kind: str) -> None:
     said = results["eval"]["LeJEPA"]["hybrid"] - results["eval"]["as it came"]["hybrid"]
     assert float(re.match(r"[+-][\d.]+", trained["nDCG@10"])[0]) == pytest.approx(said, abs=6e-4)
     assert results["evidence"]["reason"] in text_of(executed)
-    assert {"index.faiss", "search.json", "search.py", "bm25", "model"} <= {
+    assert {"index.faiss", "passages.json", "search.py", "bm25", "model"} <= {
         path.name for path in (output / "search").iterdir()
     }
     assert not [*output.glob("[ms]*/**/*.bin"), *output.glob("[ms]*/**/*.pkl")]

@@ -15,6 +15,7 @@ from sklearn.metrics import ndcg_score
 from helpers.lejepa import evaluation, search
 from helpers.lejepa.data import Collection, Passage, Question
 from helpers.lejepa.model import GaussianEmbeddingGemma, encode, load_backbone, principal_head
+from helpers.lejepa.standalone import hybrid
 
 pytestmark = pytest.mark.once
 
@@ -28,7 +29,7 @@ QUESTIONS = [Question(f"which {a} {b} runs", frozenset({f"file{n}"})) for n, (a,
 
 
 def collection(kind="questions", passages=PASSAGES):
-    options = {"training": [], "dev": [], "test": QUESTIONS, "duplicates_removed": 0}
+    options = {"training": [], "dev": [], "test": QUESTIONS}
     return Collection(kind=kind, passages=passages, name="x", sha256="0" * 64, **options)
 
 
@@ -65,7 +66,7 @@ def test_a_question_without_a_known_word_has_no_lexical_score():
 def test_the_hybrid_score_is_that_of_a_slow_loop():
     draw = np.random.default_rng(0)
     questions, passages, lexical = draw.normal(size=(3, 8)), draw.normal(size=(30, 8)), draw.random((3, 30))
-    found = search.hybrid_scores(questions, passages, lexical)
+    found = hybrid(questions, passages, lexical, bm25_weight=0.4, feedback=3, feedback_weight=0.7)
 
     def z(values):
         mean = sum(values) / len(values)
@@ -75,19 +76,12 @@ def test_the_hybrid_score_is_that_of_a_slow_loop():
     def cosine(x, y):
         return sum(x * y) / (sum(x * x) * sum(y * y)) ** 0.5
 
-    fusion = search.FUSION
     for question, words, scores in zip(questions, lexical, found, strict=True):
-        first = [
-            c + fusion["bm25_weight"] * w
-            for c, w in zip(z([cosine(question, p) for p in passages]), z(words), strict=True)
-        ]
-        best = sorted(range(30), key=lambda row: -first[row])[: fusion["feedback"]]
+        first = [c + 0.4 * w for c, w in zip(z([cosine(question, p) for p in passages]), z(words), strict=True)]
+        best = sorted(range(30), key=lambda row: -first[row])[:3]
         nearest = sum(passages[row] / sum(passages[row] ** 2) ** 0.5 for row in best) / len(best)
-        nearer = question / sum(question**2) ** 0.5 + fusion["feedback_weight"] * nearest
-        second = [
-            c + fusion["bm25_weight"] * w
-            for c, w in zip(z([cosine(nearer, p) for p in passages]), z(words), strict=True)
-        ]
+        nearer = question / sum(question**2) ** 0.5 + 0.7 * nearest
+        second = [c + 0.4 * w for c, w in zip(z([cosine(nearer, p) for p in passages]), z(words), strict=True)]
         assert scores == pytest.approx(second)
 
 
@@ -135,17 +129,17 @@ def rows(mean, Q=100):
 
 
 def test_the_default_is_kept_unless_questions_show_that_another_is_better():
-    stock, trained = evaluation.DEFAULT, evaluation.TRAINED
-    assert evaluation.choose({}, "none") == (stock, "too few questions to choose by: the default")
+    stock, trained = evaluation.STOCK, evaluation.TRAINED
+    assert evaluation.choose({}, "none") == (stock, "no questions to choose by: the default")
     few = {stock: rows(0.1, 19), "mean subtracted": rows(0.9, 19)}
     assert evaluation.choose(few, "questions")[0] == stock
     assert evaluation.choose({stock: rows(0.5), "mean subtracted": rows(0.4)}, "questions")[0] == stock
     name, why = evaluation.choose({stock: rows(0.5), "mean subtracted": rows(0.6), trained: rows(0.7)}, "questions")
-    assert name == trained and why == "nDCG@10 0.705 against 0.505 on 100 questions that chose, and told apart"
+    assert name == trained and why == "nDCG@10 0.705 against 0.505 on 100 questions that chose"
 
 
 def test_the_model_that_was_trained_on_headings_is_not_chosen_by_headings():
-    dev = {evaluation.DEFAULT: rows(0.5), "mild whitening": rows(0.6), evaluation.TRAINED: rows(0.9)}
+    dev = {evaluation.STOCK: rows(0.5), "mild whitening": rows(0.6), evaluation.TRAINED: rows(0.9)}
     assert evaluation.choose(dev, "headings")[0] == "mild whitening"
     assert evaluation.choose(dev, "pairs")[0] == evaluation.TRAINED
 
@@ -161,9 +155,7 @@ def saved(model, tmp_path_factory):
 
 def test_the_saved_search_ranks_as_the_one_that_was_measured(model, saved):
     judge = evaluation.Judge(collection(), QUESTIONS)
-    scores_QN = search.hybrid_scores(
-        encode(model, judge.asked, "query"), encode(model, TEXTS, "document"), judge.lexical_QN
-    )
+    scores_QN = hybrid(encode(model, judge.asked, "query"), encode(model, TEXTS, "document"), judge.lexical_QN)
     for question, scores_N in zip(QUESTIONS, scores_QN, strict=True):
         found = search.load(saved).search(question.text, k=5)
         expected = list(dict.fromkeys(PASSAGES[row].document for row in np.argsort(-scores_N, kind="stable")))[:5]
@@ -184,6 +176,6 @@ def test_the_saved_folder_searches_without_this_package(saved, tmp_path):
 
 
 def test_the_saved_folder_holds_every_passage_and_nothing_that_is_pickled(saved):
-    record = json.loads((saved / "search.json").read_text())
-    assert (record["texts"], record["documents"]) == (TEXTS, [passage.document for passage in PASSAGES])
+    record = json.loads((saved / "passages.json").read_text())
+    assert record == [[passage.document, passage.text] for passage in PASSAGES]
     assert not [path for path in saved.rglob("*") if path.suffix in (".bin", ".pt", ".pkl", ".pickle")]

@@ -13,7 +13,7 @@ import pytest
 
 from helpers.lejepa.data import Collection
 from helpers.lejepa.loss import views
-from helpers.lejepa.training import flops_per_token, padded, pairs
+from helpers.lejepa.training import padded, pairs
 from helpers.machine import xla
 from helpers.run import checkpoint
 from tests import harness
@@ -66,7 +66,6 @@ def test_rows_go_pass_after_pass_with_other_crops_and_the_same_ones_for_a_seed()
         "passages": [],
         "dev": [],
         "test": [],
-        "duplicates_removed": 0,
         "name": "x",
         "sha256": "0",
     }
@@ -89,9 +88,6 @@ def test_batches_are_cut_at_a_length_that_all_have_on_xla(tmp_path):
     texts = [" ".join(["cat"] * words) for words in range(1, 60)]
     assert [few([text])["input_ids"].shape[1] for text in texts] == [min(words + 2, 48) for words in range(1, 60)]
     assert {one([text])["input_ids"].shape[1] for text in texts} == {48}
-    layer = 4 * (32 * 32 + 32) + 2 * 32 * 64 + 64 + 32 + 4 * 32
-    pooler, head = 32 * 32 + 32, 32 * 16 + 16
-    assert flops_per_token(model) == 6 * (2 * layer + pooler + head)
 
 
 @pytest.mark.once
@@ -112,6 +108,15 @@ def test_no_text_is_twice_in_a_batch(tmp_path):
 
 
 # ---- one CPU run
+
+
+@pytest.mark.once
+def test_a_token_costs_six_operations_a_weight_of_the_encoder_and_columns_have_the_models_prompts(finished):
+    _, outcome = finished()
+    layer = 4 * (32 * 32 + 32) + 2 * 32 * 64 + 64 + 32 + 4 * 32
+    pooler, head = 32 * 32 + 32, 32 * 16 + 16
+    assert outcome["flops_per_token"] == 6 * (2 * layer + pooler + head)
+    assert outcome["prompts"] == {"text": "query: ", "part": "document: "}
 
 
 @pytest.mark.once
