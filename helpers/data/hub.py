@@ -1,12 +1,32 @@
-"""The Hugging Face hub: its data sets, and what to say if something cannot be read from it."""
+"""The Hugging Face hub: whether it answers, and what to say if something cannot be read from it."""
 
 from __future__ import annotations
 
 import contextlib
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 from helpers.parameters import source_path
+
+
+def answers(timeout: float = 5.0) -> bool:
+    """Whether the hub answers within `timeout` seconds; False at once in offline mode.
+
+    `from_pretrained` needs most of a minute of retries to find that out.
+    """
+    import huggingface_hub.constants as hub
+
+    if hub.HF_HUB_OFFLINE:
+        return False
+    try:
+        with urllib.request.urlopen(urllib.request.Request(hub.ENDPOINT, method="HEAD"), timeout=timeout):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

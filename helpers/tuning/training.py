@@ -73,7 +73,11 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
     if base_model == SAMPLE:
         return sample_classifier(texts, config)
     path = source_path("base_model", base_model)
-    options = {"revision": None if path else REVISIONS.get(base_model), "trust_remote_code": False}
+    options = {
+        "revision": None if path else REVISIONS.get(base_model),
+        "local_files_only": path is None and not hub.answers(),  # what is cached may be enough
+        "trust_remote_code": False,
+    }
     # The head may have other labels, and is drawn anew.
     weights = {"dtype": "float32", "use_safetensors": True, "ignore_mismatched_sizes": True}
     with hub.reading(base_model, "base_model"):
