@@ -79,11 +79,13 @@ def _block(notebook: Notebook) -> str:
         if (RESULTS.parent / f"gallery/{notebook.file}.png").is_file()
         else []
     )
+    figure = getattr(notebook.evidence, "FIGURE", "")
     lines = [
         f"### {notebook.title}",
         *picture,
         f"{notebook.gives}\n",
         f"{notebook.evidence.headline()} ([evidence](docs/{notebook.page}.md)).",
+        *([f"\n![Evidence: {notebook.title}]({figure})\n"] if figure else []),
         f"{_minutes(notebook.file)} Notebook: {links}.",
     ]
     return "\n".join(line.strip(" ") for line in lines)

@@ -258,7 +258,6 @@ NOT_RUN = {  # text of a line: why the stand-in cannot run it
         "a CUDA graph"
     ),
     'backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"': "NCCL joins several cards",
-    "return None": "an error of NVML",
 }
 
 
