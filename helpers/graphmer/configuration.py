@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .encoder import GraphMERConfig
 
 PROFILES = {path.stem: path for path in sorted(Path(__file__).with_name("profiles").glob("*.yaml"))}
+MOST_BYTES = 100_000  # of a document; a whole one has 3,000
 HEAD_WEIGHT = 0.5  # of the terms that teach what wrong leaves and the ontology need
 Some = Annotated[int, Field(ge=1, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -287,6 +288,8 @@ def read_configuration(source: str | Path) -> Configuration:
     path = PROFILES.get(str(source)) or expanded("config", str(source))
     if not path.is_file():
         raise FileNotFoundError(f"config={str(source)!r}: no such file; give one, or a profile: {', '.join(PROFILES)}")
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path}: {path.stat().st_size:,} bytes are no configuration; {MOST_BYTES:,} at most")
     return from_yaml(path.read_bytes(), str(path))
 
 

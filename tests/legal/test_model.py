@@ -115,7 +115,7 @@ def test_a_model_that_the_hub_refuses_says_what_to_do(status, code, error, messa
     finally:
         server.shutdown()
         server.server_close()
-    assert said.startswith(f"{error} base_model='owner/model': "), said
+    assert said.startswith(f"{error} base_model='owner/model' "), said
     assert re.search(message, said), said
 
 
