@@ -18,6 +18,7 @@ from typing import Any
 
 from .grid import Run, literal_path
 
+PAPERMILL_CHATTER = ("Executing ", "Ending Cell", "Input Notebook", "Output Notebook")
 POLL = 0.5  # seconds
 START = 600  # seconds that a kernel may take to start on a busy machine; papermill would give up after 60
 Ended = tuple[dict[str, Any], dict[str, Any]]  # columns of the table; results.json
@@ -28,7 +29,9 @@ def show_output(jobs: int = 1) -> None:
     """Logs to stderr what runs and what the notebooks print; with several jobs each message begins with its run."""
     logging.basicConfig(format=("%(threadName)s: " if jobs > 1 else "") + "%(message)s")
     logger.setLevel(logging.INFO)
-    logging.getLogger("papermill").setLevel(logging.INFO)
+    notebook_output = logging.getLogger("papermill")
+    notebook_output.setLevel(logging.INFO)
+    notebook_output.addFilter(lambda record: not record.getMessage().startswith(PAPERMILL_CHATTER))
 
 
 def finished(each: Run) -> Ended | None:
