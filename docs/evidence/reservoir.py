@@ -10,7 +10,7 @@ from helpers.reservoir.parameters import MODEL, ReservoirParameters
 from helpers.show import tables
 
 STUDY = "reservoir_cpu.json"
-FIRST, OURS, BUDGET = "tinystories", "reservoir", 60
+FIRST, OURS, BUDGETS = "tinystories", "reservoir", (60, 300)
 FIGURE = "docs/figures/reservoir_budget.png"
 
 
@@ -60,24 +60,18 @@ def _of(row: dict, key: str) -> str:
 def headline() -> str:
     """The first text after a minute and at the longest budget, in a few words, for README.md."""
     data = result(STUDY)["data"][FIRST]
-    longest = max(row["seconds"] for row in data["rows"])
-    by_budget = {
-        seconds: {row["model"]: row for row in data["rows"] if row["seconds"] == seconds}
-        for seconds in (BUDGET, longest)
-    }
-    ours = by_budget[BUDGET][OURS]
-    said = (
-        f"**{spread(ours['test']['mixture'])} bits per byte** (fewer is better) of TinyStories after {BUDGET} processor seconds in all, "
-        f"preparation included ({_seeds(ours)}). Counting alone has {data['counting']['test']:.3f}, "
-        f"{_within(data['counting']['above_reservoir'])}. With the same helpers, trials and budget: {_beside(by_budget[BUDGET])}"
+    short, long = ({row["model"]: row for row in data["rows"] if row["seconds"] == seconds} for seconds in BUDGETS)
+    return (
+        f"**{spread(short[OURS]['test']['mixture'])} bits per byte** (fewer is better) of TinyStories after {BUDGETS[0]} processor seconds in "
+        f"all, preparation included ({_seeds(short)}). Counting alone has {data['counting']['test']:.3f}, "
+        f"{_within(data['counting']['above_reservoir'])}. With the same helpers, trials and budget: {_beside(short)}. "
+        f"After {BUDGETS[1]} s ({_seeds(long)}): {_beside(long)}"
     )
-    if longest == BUDGET:
-        return said
-    return f"{said}. After {longest} s ({_seeds(by_budget[longest][OURS])}): {_beside(by_budget[longest])}"
 
 
-def _seeds(row: dict) -> str:
-    return f"{len(row['seed'])} seed{'s' if len(row['seed']) > 1 else ''}"
+def _seeds(rows: dict[str, dict]) -> str:
+    count = len(rows[OURS]["seed"])
+    return f"{count} seed{'s' if count > 1 else ''}"
 
 
 def _beside(rows: dict[str, dict]) -> str:
