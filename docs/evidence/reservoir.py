@@ -31,7 +31,9 @@ def comparison() -> str:
                     "model": row["model"],
                     "steps": f"{statistics.mean(row['steps']):.0f}",
                     "with counts": spread(row["test"]["mixture"]),
-                    "above the reservoir (95 %)": "" if row["model"] == OURS else _of(row, "mixture_above_reservoir"),
+                    "above the reservoir (95 %)": ""
+                    if row["model"] == OURS
+                    else _within(row["mixture_above_reservoir"]),
                     "without counts": spread(row["test"]["alone"]),
                     "seeds": len(row["seed"]),
                 }
@@ -51,10 +53,6 @@ def comparison() -> str:
             + tables.markdown(lines)
         )
     return "\n\n".join(parts)
-
-
-def _of(row: dict, key: str) -> str:
-    return _within(row[key]) if key in row else ""
 
 
 def headline() -> str:
@@ -80,7 +78,7 @@ def _beside(rows: dict[str, dict]) -> str:
         (row for row in rows.values() if row["model"] != OURS), key=lambda row: row["mixture_above_reservoir"][0]
     )
     return "; ".join(
-        f"{row['model']} {spread(row['test']['mixture'])}, {_of(row, 'mixture_above_reservoir')}" for row in others
+        f"{row['model']} {spread(row['test']['mixture'])}, {_within(row['mixture_above_reservoir'])}" for row in others
     )
 
 
