@@ -14,7 +14,7 @@ from helpers.train.trainer import TrainerMixin
 
 from .model import Predictor, begin_at_codes, recall
 
-LLAMA_RATE = 1.5e-3  # the best on the dev stories of benchmarks/reservoir.py
+LLAMA_RATE = 3e-3  # with this dropout as good on the dev stories of benchmarks/reservoir.py as 6e-3, which fails in small batches
 LLAMA_LAYERS, LLAMA_HEAD = 2, 32  # layers, and the width of an attention head
 
 
