@@ -57,6 +57,7 @@ def test_its_code_is_as_clean_as_ours(checkout):
     said(checkout, "-m", "ruff", "format", "--check", *names)
 
 
+@pytest.mark.slow
 def test_it_trains_beside_what_costs_nothing(checkout, alone):
     executed, results = run(NAME, alone, {"max_steps": 40, "precision": "fp32"}, notebooks=checkout / "notebooks")
     reached = results["eval"]

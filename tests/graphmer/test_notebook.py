@@ -45,6 +45,7 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert (output / "search_model/modules.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     executed, results = run("graphmer_se", alone, tiny(alone))

@@ -22,16 +22,13 @@ from helpers.run import checkpoint
 from tests import harness
 from tests.harness import cpu_here
 from tests.legal_run import rows
+from tests.test_resume import SLOW_ON_XLA
 from tests.workloads import plan_by_hand
 
 from .test_model import loaded
 
 DRIVER = Path(__file__).parents[1] / "legal_run.py"
 METHODS = ("lora", "full")
-KINDS = [
-    pytest.param("cpu", marks=pytest.mark.once),
-    pytest.param("xla", marks=pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")),
-]
 needs_xla = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 PARITY = {"steps": 20, "save_steps": 10, "dropout": 0.0}
 DROPOUT = {"method": "lora", "steps": 14, "logging_steps": 6, "save_steps": 6, "dropout": 0.1}
@@ -111,7 +108,7 @@ def fingerprint(folder: Path, options: dict) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SLOW_ON_XLA)
 def test_the_evaluation_loss_is_the_mean_over_all_labels_of_plain_passes(kind, method, finished):
     _, outcome = finished(kind, method)
     assert outcome["loss_by_hand"] == pytest.approx(outcome["eval_losses"][-1], rel=1e-5)
@@ -197,7 +194,7 @@ def test_the_loss_in_tiles_is_the_plain_one_with_its_gradients(changes, tile, mo
 # ---- resume
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SLOW_ON_XLA)
 def test_a_killed_run_ends_with_identical_weights_and_optimizer(kind, finished, tmp_path):
     folder, reference = finished(kind, "dropout")
     options = {"kind": kind, **DROPOUT}

@@ -74,6 +74,7 @@ def test_a_folder_of_documents_is_enough(alone):
     assert results["evidence"]["kept"] != "LeJEPA"  # which is not chosen by headings
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 def test_the_tpu_notebook_trains_on_eight_virtual_devices(alone, monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")

@@ -18,6 +18,7 @@ from helpers.machine import xla
 from helpers.run import checkpoint
 from tests import harness
 from tests.lejepa_run import build_model
+from tests.test_resume import SLOW_ON_XLA
 
 DRIVER = Path(__file__).parents[1] / "lejepa_run.py"
 ON_XLA = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
@@ -150,7 +151,7 @@ def test_out_of_memory_halves_the_part_and_keeps_the_batch(finished):
 # ---- resume
 
 
-@pytest.mark.parametrize("kind", [pytest.param("cpu", marks=pytest.mark.once), pytest.param("xla", marks=ON_XLA)])
+@pytest.mark.parametrize("kind", SLOW_ON_XLA)
 def test_a_killed_run_ends_with_identical_weights_and_losses(kind, tmp_path):
     options = {"steps": 8, "accumulation": 2} | ({"kind": "xla"} if kind == "xla" else {})
     reference = result(run(tmp_path / "whole", **options))

@@ -78,7 +78,7 @@ def legal_step(model, method, hardware):
 @pytest.mark.parametrize(
     ("model", "method", "hardware", "fits", "checkpointing"),
     [
-        ("7b", "lora", "A100 40GB", "yes", False),
+        pytest.param("7b", "lora", "A100 40GB", "yes", False, marks=pytest.mark.slow),
         ("7b", "lora", "L4", "tight no", False),
         ("7b", "lora", "L4", "tight", True),
         pytest.param("3b", "lora", "T4", "yes", True, marks=pytest.mark.slow),

@@ -78,6 +78,7 @@ def carried(tmp_path_factory):
     return task, task.start | {BATCH: 16, "train_sampling_strategy": "group_by_length"}, folder
 
 
+@pytest.mark.slow
 def test_the_script_trains_where_nothing_of_this_suite_is_installed(carried):
     task, settings, folder = carried
     export.write_stock(task, settings, folder / "stock", model="../model")

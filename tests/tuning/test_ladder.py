@@ -270,6 +270,7 @@ def test_a_smaller_batch_that_is_asked_for_is_the_start_and_a_larger_one_the_onl
     assert [each.name for each in ladder.climb(large, 60) if each.name.startswith("batch")] == ["batch 24"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 def test_on_eight_virtual_devices_real_windows_are_compared_until_the_rule_decides(tmp_path):
     """Sixteen real windows; their speed is that of a machine whose steps take as long as what they pad."""

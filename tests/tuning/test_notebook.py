@@ -65,6 +65,7 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert answer[0]["label"] in ("asyncio", "xml")
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_the_gpu_notebook_runs_alone_and_a_second_run_measures_nothing_again(texts, alone):
     executed, results = run("hardware_tuning", alone, texts)
