@@ -4,6 +4,7 @@ import importlib
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ def use(files: Mapping[str, str], sha256: str, shown: Mapping[str, str] | None =
 
     sha256: of the payload; it names the folder. shown: digest of the method's file, which has a cell of its own.
     """
+    began = time.monotonic()
     root = _checkout(files) or _unpacked(files, sha256)
     loaded = getattr(sys.modules.get("helpers"), "__file__", None)
     if not (loaded and Path(loaded).resolve().is_relative_to(root)):
@@ -22,7 +24,7 @@ def use(files: Mapping[str, str], sha256: str, shown: Mapping[str, str] | None =
     sys.path[:] = [str(root), *(entry for entry in sys.path if entry != str(root))]
     helpers = importlib.import_module("helpers")
     assert Path(helpers.__file__).resolve().is_relative_to(root), f"`import helpers` found {helpers.__file__}"
-    helpers.payload_sha256, helpers.shown = sha256, dict(shown or {})
+    helpers.payload_sha256, helpers.shown, helpers.began = sha256, dict(shown or {}), began
     print(f"helpers {helpers.__version__}, payload {sha256[:12]}: the code of the cells is in {root / 'helpers'}")
 
 

@@ -120,6 +120,7 @@ class Meter:
         """The `train` and `xla` parts of results.json for `tables.show`."""
         shown = {
             "loss, first and last": f"{tables.cell(train['loss_first'])}, {tables.cell(train['loss_last'])}",
+            "first step, from the setup on": tables.seconds(train.get("first_step_seconds")),
             "time in all": tables.seconds(train["seconds"]),
             "of it compiling": tables.seconds(train["compile_seconds"]),
             "of it evaluating and saving": tables.seconds(train["evaluate_and_save_seconds"]),

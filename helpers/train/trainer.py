@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from transformers.integrations import WandbCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 
+import helpers
 from helpers.machine import attention, ranks
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Plan
@@ -82,6 +84,7 @@ class TrainerMixin(TrainerCallback):
         self.meter = Meter(self.runtime, flops_per_token or 6.0 * trained)
         self.stops = Stops(max_hours)
         self.resumed_from: int | None = None
+        self.first_step_seconds: float | None = None  # from the notebook's setup cell to the end of the first step
         self.messages: list[str] = []
         self._finite, self._loss_scale = FiniteGuard(self.args.device), LossScale()
         self._staging: Path | None = None
@@ -289,6 +292,8 @@ class TrainerMixin(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         self.engine.end_step()
+        if self.first_step_seconds is None and (began := getattr(helpers, "began", None)):
+            self.first_step_seconds = round(time.monotonic() - began, 1)
         if state.global_step >= state.max_steps:
             control.should_log = control.should_save = True
             control.should_evaluate |= args.eval_strategy != "no"
@@ -510,6 +515,7 @@ class TrainerMixin(TrainerCallback):
                 "steps": self.state.global_step,
                 "loss_first": losses[0] if losses else None,
                 "loss_last": losses[-1] if losses else None,
+                "first_step_seconds": self.first_step_seconds,
                 **self.meter.results(),
                 "skipped_steps": self._loss_scale.skipped,
                 "resumed_from_step": self.resumed_from,

@@ -38,7 +38,8 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert results["runtime"]["kind"] == kind
     train = results["train"]
     assert train["steps"] == TINY["max_steps"]
-    assert math.isfinite(train["loss_last"])
+    assert math.isfinite(train["loss_last"]) and train["first_step_seconds"] > 0
+    assert "first step, from the setup on" in text_of(executed)
     assert train["loss_last"] < train["loss_first"]
     rows = results["eval"]["baselines"]
     assert set(rows) == {"counting"} | {
