@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binom
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from helpers.machine import xla
 from helpers.train.interruption import Stopped
@@ -54,6 +55,25 @@ def test_what_is_kept_is_what_the_interval_says():
         while decision(ratios) is None:
             ratios.append(math.exp(draw.normal(0.05, 0.1)))
         assert decision(ratios) == (interval(ratios)[0] > 1 and len(ratios) >= 6)
+
+
+# ---- windows
+
+
+@pytest.mark.parametrize("texts", [240, 8000])
+def test_a_grouped_window_saves_most_of_the_padding_that_a_whole_run_saves_and_never_more(texts):
+    draw = random.Random(0)
+    lengths = [min(64, 3 + int(draw.expovariate(0.1))) for _ in range(texts)]
+    whole = [*LengthGroupedSampler(8, lengths=lengths, generator=torch.Generator().manual_seed(0))]
+    at_random, windows = [], []
+    for seed in range(20):
+        at_random += (drawn := random.Random(seed).choices(lengths, k=12 * 8))
+        windows += [drawn[at] for at in ladder.order(drawn, 8, texts, seed)]
+    loose, found, least = (
+        sum(8 * max(each[at : at + 8]) for at in range(0, len(each), 8)) / sum(each)
+        for each in (at_random, windows, [lengths[at] for at in whole])
+    )
+    assert least * 0.97 < found < least + (loose - least) / 5
 
 
 # ---- rungs
