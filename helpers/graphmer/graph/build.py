@@ -109,9 +109,8 @@ class Build:
         for relation, chain in scope.bases:
             self._use(scope.parent, entity, relation, chain)
         above = [base for base in self.names.order(entity)[1:] if base != "builtins.object"]
-        for name in self.names.overriding(scope):
-            meaning = scope.names[name]
-            if meaning[0] == "known" and self.names.type_of(meaning[1]) in _METHODS:
+        for name, meaning in scope.names.items():
+            if meaning[0] == "known" and "/" not in name and self.names.type_of(meaning[1]) in _METHODS:
                 overridden = self.names.found(above, name)
                 if overridden and self.names.type_of(overridden.entity) in _METHODS:
                     self._add(meaning[1], "overrides", overridden, name)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .build import Build
 from .imports import Imports
-from .java import NO_PARSER, JavaResolver, read_java
+from .java import JavaResolver, read_java
 from .knowledge_graph import (
     DEFINED,
     Entity,
@@ -25,7 +25,7 @@ from .knowledge_graph import (
 from .python import read_python
 from .resolution import Resolver
 from .scopes import Module
-from .sources import Sources, find_sources, standard_library
+from .sources import NO_PARSER, Sources, find_sources, standard_library
 
 SAMPLE = "sample"
 

@@ -6,21 +6,13 @@ are an overload that this number does not tell, a name that only an import on de
 anonymous class may inherit, and a class that an expression names with its package.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from .imports import Imports
 from .knowledge_graph import Entity
 from .resolution import CLASSES, Resolver, Value
 from .scopes import OPAQUE, Module, Scope
 
-if TYPE_CHECKING:
-    from tree_sitter import Node
-
-NO_PARSER = "Java needs a parser: pip install tree-sitter tree-sitter-java"
 KINDS = {
     "class_declaration": "class", "record_declaration": "class", "interface_declaration": "interface",
     "enum_declaration": "enum", "annotation_type_declaration": "annotation",
@@ -35,20 +27,19 @@ _LOCALS = (
 _BLOCKS = (
     "block", "class_body", "enhanced_for_statement", "try_with_resources_statement", "catch_clause", "lambda_expression",
 )  # fmt: skip
-_PRIMITIVE = {"boolean", "byte", "char", "double", "float", "int", "long", "short", "void"}
-_NOISE = re.compile(r"//.*|/\*(?s:.*?)\*/|@[\w.]+(?:\((?s:.*?)\))?|\s")  # in a type: comments, annotations, space
+# In the type of a parameter: comments, annotations, type arguments, packages, space.
+_NOISE = re.compile(r"//.*|/\*(?s:.*?)\*/|@[\w.]+(?:\((?s:.*?)\))?|<(?s:.*)>|\w+\.|\s")
+_ABOVE = {"superclass": "inherits_from", "extends_interfaces": "inherits_from", "super_interfaces": "implements"}
 _MOST_VARIADIC = 10  # arguments of a call that a method with `...` answers, beyond those that it names
-_OBJECT_METHODS = {"equals", "getClass", "hashCode", "notify", "notifyAll", "toString", "wait", "clone", "finalize"}
-# Of the types that need no import (JLS 7.5.5), those that programs mention.
+# Of the types that need no import (JLS 7.5.5), those that programs mention most.
 _LANG_NAMES = """
-    AutoCloseable Boolean Byte CharSequence Character Class ClassLoader Cloneable Comparable Double Enum Float Integer Iterable
-    Long Math Number Object Process ProcessBuilder Record Runnable Runtime Short StackTraceElement String StringBuffer
-    StringBuilder System Thread ThreadLocal Void ArithmeticException ArrayIndexOutOfBoundsException AssertionError
-    ClassCastException ClassNotFoundException CloneNotSupportedException Error Exception IllegalAccessException
-    IllegalArgumentException IllegalStateException IndexOutOfBoundsException InterruptedException NoSuchFieldException
-    NoSuchMethodException NullPointerException NumberFormatException OutOfMemoryError ReflectiveOperationException
-    RuntimeException SecurityException StackOverflowError StackWalker Throwable UnsupportedOperationException"""
+    ArrayIndexOutOfBoundsException AssertionError AutoCloseable Boolean Byte CharSequence Character Class ClassCastException
+    ClassLoader Cloneable Comparable Double Enum Error Exception Float IllegalArgumentException IllegalStateException
+    IndexOutOfBoundsException Integer InterruptedException Iterable Long Math NullPointerException Number NumberFormatException
+    Object Runnable Runtime RuntimeException Short StackTraceElement String StringBuffer StringBuilder System Thread ThreadLocal
+    Throwable UnsupportedOperationException"""
 _LANG = frozenset(_LANG_NAMES.split())
+_OBJECT_METHODS = {"equals", "getClass", "hashCode", "notify", "notifyAll", "toString", "wait", "clone", "finalize"}
 
 
 # ---- what a file says: each function reads a `Node` of tree-sitter into the `Scope` that it stands in
@@ -56,11 +47,9 @@ _LANG = frozenset(_LANG_NAMES.split())
 
 def read_java(content: bytes) -> Module:
     """Raises SyntaxError with the line of the first error, and ImportError: no parser."""
-    try:
-        import tree_sitter
-        import tree_sitter_java
-    except ImportError as error:
-        raise ImportError(f"{NO_PARSER} ({error})") from error
+    import tree_sitter
+    import tree_sitter_java
+
     root = tree_sitter.Parser(tree_sitter.Language(tree_sitter_java.language())).parse(content).root_node
     if root.has_error:
         wrong = root
@@ -76,17 +65,15 @@ def read_java(content: bytes) -> Module:
         module.entities.append(Entity(package, "package", package.rpartition(".")[2], module=package))
     for node in _children(root, "import_declaration"):
         *words, said = _text(node).rstrip("; ").split()
-        name, static = said.removesuffix(".*"), "static" in words
+        name = said.removesuffix(".*")
         owner, _, last = name.rpartition(".")
         if said != name:
-            imported = _full(name, "class" if static else "package")
             module.stars.append(name)
-        elif static:
-            imported, module.scope.names[f"{last}/"] = _full(owner), ("static", owner)
+        elif "static" in words:
+            name, module.scope.names[f"{last}/"] = owner, ("module", owner)
         else:
-            imported = _full(name)
-            module.scope.names[last] = ("chain", imported, module.scope)
-        module.scope.uses.append((module.id, "imports", imported))
+            module.scope.names[last] = ("module", name)
+        module.imports.append((name, None))
     _read(_children(root, *KINDS), module)
     return module
 
@@ -114,13 +101,12 @@ def _read(types, module):
             here.names[_name(node)] = ("known", here.owner, True)
             here.define("field", _name(node), _lines(node))
         elif kind == "lambda_expression":
-            parameters = node.child_by_field_name("parameters")
-            named = [parameters, *parameters.named_children]
-            inside.names |= {_text(one): OPAQUE for one in named if one.type == "identifier"}
+            given = node.child_by_field_name("parameters")
+            inside.names |= {_text(one): OPAQUE for one in given.named_children or [given]}
         elif kind == "method_invocation":
             here.calls[_chain(node).removesuffix("()")].append(node.start_point[0] + 1)
         elif kind == "object_creation_expression":
-            made = _chain_of_type(_bare(node.child_by_field_name("type")))
+            made = _chain_of_type(node.child_by_field_name("type"))
             here.uses.append((here.owner, "instantiates", made or "?", [node.start_point[0] + 1]))
         stack += [(child, inside) for child in children[::-1]]
 
@@ -130,21 +116,20 @@ def _type(node, around):
     entity = around.define(KINDS[node.type], name, _lines(node))
     around.bind(name, ("known", entity, False))
     scope = module.classes.setdefault(entity, Scope("class", entity, f"{entity}.", around, module))
-    scope.bases = [("inherits_from", base) for base in _listed(node, "superclass", "extends_interfaces")]
-    scope.bases += [("implements", base) for base in _listed(node, "super_interfaces")]
+    for clause in _children(node, *_ABOVE):
+        said = clause.named_children[-1]
+        listed = said.named_children if said.type == "type_list" else [said]
+        scope.bases += [(_ABOVE[clause.type], _chain_of_type(each) or "?") for each in listed]
     return scope
 
 
 def _method(node, outer):
     parameters = _children(node.child_by_field_name("parameters"), *_PARAMETERS)
-    signature = ",".join(map(_written, parameters))
-    name, kind = _name(node), "constructor" if "constructor" in node.type else "method"
+    name, signature = _name(node), ",".join(map(_written, parameters))
+    kind = "constructor" if "constructor" in node.type else "method"
     entity = outer.define(kind, name, _lines(node), f"({signature})")
     scope = Scope("function", entity, f"{entity}.", outer, outer.module)
     scope.names["this"] = ("known", outer.owner, True)
-    for parameter in parameters:
-        for each, _ in _variables(parameter):
-            scope.parameter(each, _lines(parameter))
     if kind == "constructor":
         return scope
     meaning, more = ("known", entity, False), _MOST_VARIADIC if signature.endswith("...") else 0
@@ -152,23 +137,30 @@ def _method(node, outer):
         outer.bind(f"{name}/{count}", meaning)
     if not {"static", "private"} & {word for each in _children(node, "modifiers") for word in _text(each).split()}:
         outer.names[f"{name}({signature})"] = meaning
-    if result := _chain_of_type(_bare(node.child_by_field_name("type"))):
+    if result := _chain_of_type(node.child_by_field_name("type")):
         outer.module.results[entity] = (scope, f"{result}()")
     return scope
 
 
 def _bind(node, scope):
-    """Those of a class are its fields."""
-    for name, chain in _variables(node):
+    """Fields of a class, local variables or parameters; what is primitive, an array or not certain is opaque."""
+    written = _declared_type(node)
+    said = f"{_chain_of_type(written) or '?'}()"
+    for declared in _children(node, "variable_declarator") or [node]:
+        # The name is "" in a test without a variable, and of a resource that is declared elsewhere; nothing looks it up.
+        name, value, chain = _name(declared), declared.child_by_field_name("value"), said
+        if declared.child_by_field_name("dimensions") or node.type == "spread_parameter":
+            chain = "?"
+        elif said == "var()":
+            chain = "?" if value is None or node.type == "enhanced_for_statement" else _chain(value)
         if scope.kind == "class":
             scope.define("field", name, _lines(node))
-        scope.bind(name, ("chain", chain, scope) if chain else OPAQUE)
+        elif scope.kind == "function" and node.type in _PARAMETERS:
+            scope.parameter(name, _lines(node))
+        scope.bind(name, OPAQUE if chain[0] == "?" else ("chain", chain, scope))
 
 
-# ---- chains
-
-
-def _chain(node: Node | None) -> str:
+def _chain(node) -> str:
     """What an expression mentions, as `scopes` says it."""
     names = ""
     while node is not None:
@@ -188,81 +180,48 @@ def _chain(node: Node | None) -> str:
         elif kind in ("identifier", "this"):
             return _text(node) + names
         elif kind in ("super", "string_literal"):
-            return f"{'super' if kind == 'super' else _full('java.lang.String')}(){names}"
+            return f"{'super' if kind == 'super' else 'String'}(){names}"
+        elif kind in ("cast_expression", "object_creation_expression"):
+            return f"{_chain_of_type(node.child_by_field_name('type')) or '?'}(){names}"
         else:
-            made = kind in ("cast_expression", "object_creation_expression")
-            if made and (name := _chain_of_type(_bare(node.child_by_field_name("type")))):
-                return f"{name}(){names}"
             break
     return f"?.{names.rpartition('.')[2]}" if names else "?"
 
 
-def _full(name: str, kind: str = "class") -> str:
-    """A full name as a chain that is looked up nowhere."""
-    return f"<{kind} {name.replace('.', '/')}>"
-
-
-def _variables(node: Node) -> Iterator[tuple[str, str]]:
-    """Name and chain of each field, local variable or parameter; "" for one that is primitive, an array or not certain."""
-    written = _declared_type(node)
-    said = _chain_of_type(_bare(written))
-    for declarator in _children(node, "variable_declarator") or [node]:
-        name = _name(declarator)
-        if declarator.child_by_field_name("dimensions") or node.type == "spread_parameter":
-            yield name, ""
-        elif _text(written) == "var":
-            value = declarator.child_by_field_name("value")
-            chain = _chain(value) if value is not None and node.type != "enhanced_for_statement" else "?"
-            yield name, "" if chain[0] == "?" else chain
-        elif name:  # else a test without a variable, or a resource that is declared elsewhere
-            yield name, f"{said}()" if said else ""
-
-
-def _declared_type(node: Node) -> Node:
+def _declared_type(node):
     said = node.child_by_field_name("type") or node.child_by_field_name("right")  # x instanceof Type name
     return said or next(child for child in node.named_children if child.type != "modifiers")
 
 
-def _listed(node: Node, *clauses: str) -> list[str]:
-    """Every type that a declaration lists in its `extends` or `implements`."""
-    said = (re.sub("^(extends|implements)", "", _bare(clause)) for clause in _children(node, *clauses))
-    return [_chain_of_type(name) for names in said for name in names.split(",")]
-
-
-def _bare(node: Node | None) -> str:
-    """The text of a type without type arguments, annotations and comments."""
-    text, inner = "", _NOISE.sub("", _text(node))
-    while inner != text:
-        text, inner = inner, re.sub(r"<[^<>]*>", "", inner)
-    return text
-
-
-def _chain_of_type(bare: str) -> str:
-    """The name, or the chain of a full one; "" for a type that is primitive or an array."""
-    if not re.fullmatch(r"[\w$.]+", bare) or bare in _PRIMITIVE:
+def _chain_of_type(node) -> str:
+    """The name of a type, or for one with its package a chain that is looked up nowhere; "" for all that is no class."""
+    if node and (node.type == "generic_type" or (node.type == "catch_type" and node.named_child_count == 1)):
+        node = node.named_children[0]
+    name = _text(node)
+    if not re.fullmatch(r"[\w$.]+", name) or not node.type.endswith("type_identifier"):
         return ""
-    return _full(bare) if "." in bare and bare[0].islower() else bare
+    return f"<{name.replace('.', '/')}>" if "." in name and name[0].islower() else name
 
 
-def _written(parameter: Node) -> str:
+def _written(parameter) -> str:
     """The type of a parameter as a signature shows it: without package, type arguments and annotations."""
-    said = re.sub(r"\w+\.", "", _bare(_declared_type(parameter)))
+    said = _NOISE.sub("", _text(_declared_type(parameter)))
     return said + _text(parameter.child_by_field_name("dimensions")) + "..." * (parameter.type == "spread_parameter")
 
 
-def _name(node: Node) -> str:
+def _name(node) -> str:
     return _text(node.child_by_field_name("name"))
 
 
-def _text(node: Node | None) -> str:
+def _text(node) -> str:
     return node.text.decode("utf-8", "replace") if node else ""
 
 
-def _lines(node: Node) -> tuple[int, int]:
+def _lines(node) -> tuple[int, int]:
     return node.start_point[0] + 1, node.end_point[0] + 1
 
 
-def _children(node: Node | None, *kinds: str) -> list[Node]:
+def _children(node, *kinds: str) -> list:
     return [child for child in (node.named_children if node else ()) if child.type in kinds]
 
 
@@ -272,21 +231,26 @@ def _children(node: Node | None, *kinds: str) -> list[Node]:
 class JavaResolver(Resolver):
     """Types by the rules of the language (JLS 6), methods by name and number of arguments."""
 
-    no_base = ()
+    no_base, beyond, bases_are_ordered = (), (), False
 
     def __init__(self, modules: list[Module]):
         super().__init__({f"{module.id} {number}": module for number, module in enumerate(modules)}, Imports((), ()))
 
+    def module(self, name: str, importer: Module | None = None) -> Value:
+        """A type or a package by its full name; outside of the sources a capital tells which of them it is."""
+        if name in self.classes:
+            return Value(name, False)
+        return self._outside(name, "class" if name.rpartition(".")[2][:1].isupper() else "package")
+
     def _name(self, scope: Scope, name: str) -> Value | None:
         if name[0] == "<":
-            kind, _, full = name[1:-1].replace("/", ".").partition(" ")
-            return Value(full, False) if full in self.classes else self._outside(full, kind)
-        looking = scope
-        while looking.parent is not None:
+            return self.module(name[1:-1].replace("/", "."))
+        looking, owner = scope, ""
+        while looking is not None:
             if looking.kind == "class":
-                order = self.order(looking.owner)
+                owner, order = looking.owner, self.order(looking.owner)
                 if any(name in self.classes[one].names for one in order if one in self.classes):
-                    return self.member(looking.owner, name)
+                    return self.member(owner, name)
                 if "/" in name and looking.parent.kind == "class" and not self.classes.keys() >= {*order}:
                     return None  # inherited from outside, or a method of the class around
             elif name in looking.names:
@@ -294,15 +258,13 @@ class JavaResolver(Resolver):
             elif looking.hidden and "/" in name:
                 return None
             looking = looking.parent
-        return self._of_file(looking, name, scope)
+        return self._imported(scope.module, name, owner)
 
-    def _of_file(self, file: Scope, name: str, scope: Scope) -> Value | None:
-        module, method = file.module, name.partition("/")[0]
-        if name in file.names:
-            return self._meaning(file.names[name], module)
-        if "/" in name and f"{method}/" in file.names:
-            owner = file.names[f"{method}/"][1]
-            return self.member(owner, name) if owner in self.classes else self._outside(f"{owner}.{method}", "method")
+    def _imported(self, module: Module, name: str, owner: str) -> Value | None:
+        """What imports bring; else a method without an owner is one that the outermost class has from outside."""
+        method = f"{name.partition('/')[0]}/"
+        if "/" in name and method in module.scope.names:
+            return self._attribute(self._meaning(module.scope.names[method], module), name)
         for origin in module.stars:
             if origin in self.classes and name in self.classes[origin].names:
                 return self.member(origin, name)
@@ -310,9 +272,7 @@ class JavaResolver(Resolver):
             if full in self.classes:
                 return Value(full, False)
         if "/" in name:
-            while scope.kind != "class" or scope.parent.kind == "class":
-                scope = scope.parent
-            return self.member(scope.owner, name)
+            return self.member(owner, name)
         return self._outside(f"java.lang.{name}", "class") if name in _LANG else None
 
     def _attribute(self, value: Value | None, name: str) -> Value | None:
@@ -335,17 +295,6 @@ class JavaResolver(Resolver):
                 # What stands above it and outside may have a better one.
                 return self._meaning(meaning, scope.module) if "(" in name or not outside else None
         method, is_method, _ = name.partition("/")
-        if is_method and method in _OBJECT_METHODS:
-            return self._outside(f"java.lang.Object.{method}", "method")
-        if is_method and len(outside) == 1 and outside[0] != "?":  # it compiles, so it is there
-            return self._outside(f"{outside[0]}.{method}", "method")
-        return None
-
-    def _order_outside(self, entity: str) -> list[str]:
-        return [entity]
-
-    def _no_order(self, rows: list[list[str]]) -> list[str]:
-        return list(dict.fromkeys(name for row in rows for name in row))
-
-    def overriding(self, scope: Scope) -> Iterable[str]:
-        return [name for name in scope.names if "(" in name]
+        owners = ["java.lang.Object"] if method in _OBJECT_METHODS else outside
+        certain = is_method and len(owners) == 1 and owners != ["?"]  # it compiles, so it is there
+        return self._outside(f"{owners[0]}.{method}", "method") if certain else None

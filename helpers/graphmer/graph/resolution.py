@@ -7,7 +7,6 @@ outside of the sources may define is unresolved.
 import builtins
 import importlib
 import sys
-from collections.abc import Iterable
 from types import BuiltinFunctionType
 from typing import NamedTuple
 
@@ -200,27 +199,19 @@ class Resolver:
         return self.orders[entity]
 
     def _order(self, entity: str) -> list[str]:
+        if builtin := _builtin_class(entity):
+            return [f"builtins.{kind.__name__}" for kind in builtin.__mro__]
         if entity not in self.classes:
-            return self._order_outside(entity)
+            return [entity, *self.beyond]
         scope = self.classes[entity]
         values = [self.value(scope.parent, chain) for _, chain in scope.bases]
         bases = [value.entity if value and not value.is_instance else "?" for value in values] or [*self.no_base]
-        rows = [[*self.order(base)] if base != "?" else ["?"] for base in bases] + [bases]
-        order = linear(rows)
-        return [entity, *(self._no_order(rows) if order is None else order)]
-
-    def _no_order(self, rows: list[list[str]]) -> list[str]:
-        return ["?"]
+        rows = [[*self.order(base)] if base != "?" else ["?"] for base in bases]
+        return [entity, *linear([*rows, bases] if self.bases_are_ordered else rows)]
 
     no_base: tuple[str, ...] = ("builtins.object",)  # of a class that names none
-
-    def _order_outside(self, entity: str) -> list[str]:
-        builtin = _builtin_class(entity)
-        return [f"builtins.{kind.__name__}" for kind in builtin.__mro__] if builtin else [entity, "?"]
-
-    def overriding(self, scope: Scope) -> Iterable[str]:
-        """Names of a class whose meaning may override that of a base."""
-        return scope.names
+    beyond: tuple[str, ...] = ("?",)  # above a class outside of the sources
+    bases_are_ordered = True
 
     def member(self, entity: str, name: str) -> Value | None:
         if (entity, name) not in self.members:
@@ -293,13 +284,13 @@ class Resolver:
         return found.type if found else UNKNOWN
 
 
-def linear(rows: list[list[str]]) -> list[str] | None:
-    """The C3 order of classes that all rows agree with (www.python.org/download/releases/2.3/mro); None where there is none."""
+def linear(rows: list[list[str]]) -> list[str]:
+    """The C3 order of classes that all rows agree with (www.python.org/download/releases/2.3/mro); ["?"] where there is none."""
     order = []
     while rows := [row for row in rows if row]:
         head = next((row[0] for row in rows if not any(row[0] in other[1:] for other in rows)), None)
         if head is None:
-            return None
+            return ["?"]
         order.append(head)
         rows = [row[1:] if row[0] == head else row for row in rows]
     return order

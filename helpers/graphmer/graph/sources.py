@@ -15,6 +15,7 @@ MOST_BYTES = 1_000_000  # of a source; the longest of the standard library has 0
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})  # idle_test: the standard library's, of IDLE
 PROJECT_FILES = frozenset({"pyproject.toml", "setup.py", "setup.cfg"})  # in a folder that pip installs from
 _READ = (".py", ".java")
+NO_PARSER = "Java needs a parser: pip install tree-sitter tree-sitter-java"
 # What is installed into or generated beside a project is not its source.
 _FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules", "__pypackages__"})
 # ValueError: NUL bytes, wrong encoding · ImportError: the language's parser is not installed
@@ -112,5 +113,5 @@ def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "nested too deep"
     if isinstance(error, ImportError):
-        return str(error)
+        return f"{NO_PARSER} ({error})"
     return f"{type(error).__name__}: {error.strerror if isinstance(error, OSError) else error}"
