@@ -30,7 +30,7 @@ from helpers.plan import tpu  # noqa: E402
 from helpers.plan.counting import count  # noqa: E402
 from helpers.plan.forecast import ADAMW_BYTES  # noqa: E402
 from helpers.plan.machines import machine, runtime_of  # noqa: E402
-from helpers.plan.settings import plan  # noqa: E402
+from helpers.plan.settings import DoesNotFit, plan  # noqa: E402
 from helpers.plan.tpu import begin, trace  # noqa: E402
 from helpers.plan.workloads import Asked, room  # noqa: E402
 
@@ -116,7 +116,7 @@ def compiled(case: Case, hardware: str, other) -> dict:
     traced, began = trace(workload, planned.micro_batch_size, chips=chips.count, **step), time.perf_counter()
     try:
         made = tpu.compile_step(traced, hardware)
-    except tpu.DoesNotFitChip as error:
+    except DoesNotFit as error:
         return about | {"problem": str(error)}
     about |= {"hardware": hardware, "chips": chips.count, "examples": planned.micro_batch_size}
     return about | described(made) | {"seconds": round(time.perf_counter() - began, 1)}

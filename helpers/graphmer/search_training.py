@@ -155,7 +155,7 @@ def search_workload(model: SentenceTransformer, notebook: str) -> Workload:
 
     loss = MultipleNegativesRankingLoss(model)
     return Workload(
-        notebook=notebook, name="sentence encoder", model=loss, batch=batch, loss=step_loss, length=CODE_TOKENS, views=2
+        notebook=notebook, name="sentence encoder", model=loss, batch=batch, loss=step_loss, length=CODE_TOKENS
     )
 
 

@@ -87,23 +87,22 @@ def run_recipe(configuration: Configuration, sequences: int, devices: int) -> Re
     )
 
 
-def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
-    """Recipe and training step of a run, for the planner.
+def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
+    """Recipe and training step of a run, for the planner; its model is on the device "meta" and takes no memory.
 
     asked: `model` is a configuration ("": the machine's profile), `examples` are sequences (0: the sample's).
-    weights: the step has random weights and can be run; without them its model is on the device "meta" and takes no memory.
     """
     params = GraphParameters.defaults().model_copy(update={"config": asked.model or AUTO})
     configuration = params.configuration(machine)
-    return run_recipe(configuration, asked.examples or SEQUENCES, machine.device_count), _step(configuration, weights)
+    return run_recipe(configuration, asked.examples or SEQUENCES, machine.device_count), _step(configuration)
 
 
 @functools.lru_cache(maxsize=4)  # machines with one configuration share what is counted of it
-def _step(configuration: Configuration, weights: bool) -> Workload:
+def _step(configuration: Configuration) -> Workload:
     import torch
 
     from .encoder import GraphMERForPreTraining
 
-    with torch.device("cpu" if weights else "meta"):
+    with torch.device("meta"):
         model = GraphMERForPreTraining(configuration.graphmer_config(configuration.encoding.vocab_size, RELATIONS))
     return workload(configuration, model)

@@ -44,12 +44,11 @@ QWEN_HALF_B = {  # Qwen/Qwen2.5-0.5B-Instruct config.json
 }
 
 
-def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
-    """Recipe and training step of a run, for the planner: `planned(Asked(method="qlora"), machine)`.
+def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
+    """Recipe and training step of a run, for the planner; its model is on the device "meta" and takes no memory.
 
     asked: `model` is a hub id or a path, `method` as of LegalParameters, `examples` are records, `length` is in tokens of a block.
     machine: its precision is that of the frozen weights, and its devices share the batch.
-    weights: the step has random weights and can be run; without them its model is on the device "meta" and takes no memory.
 
     Raises ValueError for an unknown method, and DoesNotFit for 4 bits on a TPU.
     """
@@ -58,16 +57,16 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
     method = LegalParameters(method=asked.method or default.method).method
     if method == "qlora" and machine.family == "xla":
         raise DoesNotFit(NO_TPU)
-    step = (_step.__wrapped__ if weights else _step)(name, method, machine.precision, length, weights, machine.kind)
+    step = _step(name, method, machine.precision, length, machine.kind)
     blocks = max(1, round((asked.examples or RECORDS) * BLOCKS_A_RECORD * 1_000 / length))
     return recipe(blocks, length, method, machine.device_count), step
 
 
 @functools.lru_cache(maxsize=4)
-def _step(name: str, method: str, precision: str, length: int, weights: bool, kind: str) -> Workload:
+def _step(name: str, method: str, precision: str, length: int, kind: str) -> Workload:
     default = LegalParameters.defaults()
     config = Qwen2Config(**QWEN_HALF_B) if name == QWEN else AutoConfig.from_pretrained(name, trust_remote_code=False)
-    with torch.device("cpu" if weights else "meta"):
+    with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=frozen_dtype(method, precision))
         if method != "full":
             model = apply_lora(model, default.lora_rank)

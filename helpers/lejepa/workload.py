@@ -57,25 +57,23 @@ def workload(loss_module, name: str, length: int) -> Workload:
         batch=batch,
         loss=loss,
         length=length,
-        views=2,
         least=LEAST_BATCH,
         overflows_fp16=config.model_type.startswith("gemma3"),
     )
 
 
-def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
-    """Recipe and training step of a run, for the planner on the command line.
+def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
+    """Recipe and training step of a run, for the planner on the command line; its model is on the device "meta".
 
     asked: `model` is a hub id or a path; "auto" and "" are what "auto" takes on this machine. `examples` are pairs.
-    weights: the step has random weights and can be run; without them its model is on the device "meta".
     """
     name = parameters.chosen(asked.model or parameters.AUTO, machine.kind)
     length = asked.length or parameters.EmbeddingParameters.defaults().train_length
-    return parameters.recipe(asked.examples or ROWS, length, machine.kind), _step(name, length, weights)
+    return parameters.recipe(asked.examples or ROWS, length, machine.kind), _step(name, length)
 
 
 @functools.lru_cache(maxsize=4)
-def _step(name: str, length: int, weights: bool) -> Workload:
+def _step(name: str, length: int) -> Workload:
     import torch
     import transformers
     from sentence_transformers import SentenceTransformer
@@ -87,14 +85,14 @@ def _step(name: str, length: int, weights: bool) -> Workload:
     kind, sizes = CONFIGS.get(name, ("", {}))
     config = getattr(transformers, kind)(**sizes) if kind else transformers.AutoConfig.from_pretrained(name)
     config.use_cache = False
-    device, D = "cpu" if weights else "meta", config.hidden_size
-    with torch.device(device):
+    D = config.hidden_size
+    with torch.device("meta"):
         dense = [*(GEMMA_DENSE if name == EMBEDDING_GEMMA else ()), (D, min(default.output_dim, D))]
         backbone = _backbone(transformers.AutoModel.from_config(config))
         modules = (backbone, Pooling(D), *(Dense(*each, activation_function=torch.nn.Identity()) for each in dense))
-        model = SentenceTransformer(modules=modules, device=device)
+        model = SentenceTransformer(modules=modules, device="meta")
     loss = LeJEPALoss(model, **default.model_dump(include={"sigreg_weight", "contrastive_weight"}))
-    loss = loss.to(device)  # only now: it reads its own numbers while it is made, and "meta" has none
+    loss = loss.to("meta")  # only now: it reads its own numbers while it is made, and "meta" has none
     return replace(workload(loss, name, length), program=_last_part)
 
 

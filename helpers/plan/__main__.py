@@ -71,7 +71,10 @@ def forecasts(
 
 
 def compiled(expected: Forecast, workload: Workload) -> Forecast:
-    """The forecast with the TPU compiler's memory, and a step's least time from its products and the bytes that it moves."""
+    """The forecast with the TPU compiler's memory, and a step's least time from its products and the bytes that it moves.
+
+    Raises DoesNotFit, and ValueError for a slice that the compiler does not know.
+    """
     planned, chips = expected.plan, expected.machine
     accumulation, precision = planned.gradient_accumulation_steps, planned.precision
     traced = tpu.trace(
@@ -82,10 +85,7 @@ def compiled(expected: Forecast, workload: Workload) -> Forecast:
         accumulating=accumulation > 1,
         chips=chips.count,
     )
-    try:
-        program = tpu.compile_step(traced, chips.name)
-    except tpu.DoesNotFitChip as error:
-        return replace(expected, plan=None, problem=f"{error}; or a smaller --batch-size")
+    program = tpu.compile_step(traced, chips.name)
     held = around(program.peak, 1.0, "TPU compiler")
     chip, step = chips.accelerator, expected.step
     bound = accumulation * max(program.flops / chip.peak_for(precision), tpu.moved(program.program) / chip.bandwidth)
@@ -131,8 +131,7 @@ def report(found: Sequence[Forecast]) -> str:
     notes = [
         f"{each.machine.name}: {said}"
         for each in found
-        for said in (each.problem, each.machine.accelerator and each.machine.accelerator.note)
-        if said
+        for said in filter(None, (each.problem, getattr(each.machine.accelerator, "note", "")))
     ]
     return "\n".join([head, "", tables.text([row(each) for each in found]), LEFT_OUT, *notes, *verdict(found)])
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from helpers.machine.attention import checkpoint_activations
@@ -34,27 +33,18 @@ from .workloads import Workload
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 IN_FP32 = (
     *((functional, name) for name in ("layer_norm", "group_norm", "cross_entropy", "nll_loss", "cosine_similarity")),
-    *((torch.Tensor, name) for name in ("softmax", "log_softmax", "pow")),
-    *((torch, name) for name in ("softmax", "log_softmax", "pow")),
+    *((owner, name) for owner in (torch.Tensor, torch) for name in ("softmax", "log_softmax", "pow")),
 )
 
 
-def _all_heads(formula):
-    """The formula of attention, given as many heads of keys as of queries; torch 2.11's formula refuses fewer."""
-
-    def flops(*args, **kwargs):
-        heads = args[0].shape[1]  # of the queries, or of the gradient of what they found
-        wide = [each[:, :1].expand(-1, heads, -1, -1) if getattr(each, "ndim", 0) == 4 else each for each in args]
-        return formula(*wide, **kwargs)
-
-    return flops
-
-
 ATEN = torch.ops.aten
-FUSED = "_scaled_dot_product_flash_attention"
-FLOPS = flop_registry | {  # a CPU's fused attention, which torch has no formula for, is like a GPU's
-    getattr(ATEN, f"{FUSED}_for_cpu{way}"): _all_heads(flop_registry[getattr(ATEN, FUSED + way)])
-    for way in ("", "_backward")
+FLOPS = flop_registry | {  # a CPU's fused attention, which torch has no formula for: two products, and in backward five
+    ATEN._scaled_dot_product_flash_attention_for_cpu: (
+        lambda query, key, *args, **kwargs: 4 * query.numel() * key.shape[-2]
+    ),
+    ATEN._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda gradient, query, key, *args, **kwargs: 10 * query.numel() * key.shape[-2]
+    ),
 }
 # fp32 numbers of state a trained weight; Adafactor's rows and columns are too few to count.
 # bitsandbytes keeps two bytes, and two fp32 scales a block of 256.
@@ -190,44 +180,32 @@ def _kernels_of(kind: str, precision: str, shares_keys: bool = True):
     CUDA: attention is fused with dropout, too, dropout masks have one byte, and under autocast its own list is fp32
     (torch/aten/src/ATen/autocast_mode.h, AT_FORALL_FP32; those that take part in training). XLA: no fused attention.
     """
-    patched = []
-    if kind == "xla":
-        patched = [(functional, "scaled_dot_product_attention", _attention_written_out)]
+    patched, allow = [], torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
+    if kind != "cpu":
+        attend = functools.partial(_attention, kind, shares_keys)
+        patched = [(functional, "scaled_dot_product_attention", attend)]
     if kind == "cuda":
-        attend = functools.partial(_gpu_attention, shares_keys)
-        patched = [(functional, "scaled_dot_product_attention", attend), (functional, "dropout", _dropout)]
+        patched += [(functional, "dropout", _dropout)]
         patched += [(owner, name, _in_fp32(getattr(owner, name))) for owner, name in IN_FP32 if precision in HALF]
     with contextlib.ExitStack() as stack:
+        allow(kind == "xla")  # a GPU's written out products are in fp32
+        stack.callback(allow, False)
         for each in patched:
             stack.enter_context(mock.patch.object(*each))
         yield
 
 
-def _gpu_attention(shares_keys, query, key, value, *args, attend=functional.scaled_dot_product_attention, **kwargs):
-    """The kernel that PyTorch chooses on a GPU.
+def _attention(kind, shares_keys, query, key, value, *args, attend=functional.scaled_dot_product_attention, **kwargs):
+    """The kernel that PyTorch chooses on a GPU, or none: the products written out, as torch_xla computes them.
 
     Heads that share keys (`enable_gqa`) have a fused kernel from sm_80 on and in half precision alone; elsewhere the products are
     written out (huggingface/transformers#48633). A CPU's fused kernel keeps the matrix for its dropout, a GPU's does not.
     """
     half = query.dtype in HALF.values() or torch.is_autocast_enabled("cpu")
-    if kwargs.get("enable_gqa") and not (half and shares_keys):
-        with sdpa_kernel(SDPBackend.MATH):
-            return attend(query, key, value, *args, **kwargs)
-    return attend(query, key, value, *args, **(kwargs | {"dropout_p": 0.0}))
-
-
-def _attention_written_out(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    """`scaled_dot_product_attention` as torch_xla computes it: without a kernel of its own, in the dtype of its inputs."""
-    if enable_gqa:
-        key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], -3) for each in (key, value))
-    scores = query * (scale or query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-    if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-    return functional.dropout(torch.softmax(scores, -1), dropout_p) @ value
+    if kind == "cuda" and (not kwargs.get("enable_gqa") or (half and shares_keys)):
+        return attend(query, key, value, *args, **(kwargs | {"dropout_p": 0.0}))
+    with sdpa_kernel(SDPBackend.MATH):
+        return attend(query, key, value, *args, **kwargs)
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -265,13 +243,12 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+        if func is ATEN._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return 0  # a number that code looks at and that a fake tensor does not have
         result = func(*args, **kwargs)
         if formula := FLOPS.get(func._overloadpacket):
             self.flops += formula(*args, **kwargs, out_val=result)
-        results = result if isinstance(result, (tuple, list)) else (result,)
-        for each in results:
+        for each in tree_leaves(result):
             if isinstance(each, torch.Tensor):
                 self._count(each)
         return result

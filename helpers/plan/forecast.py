@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 NOT_KNOWN = "no run like it was published; --measured takes one of this machine"
 LEFT_OUT = "Time is training alone: download, compilation, evaluation and saving come on top."
 
-# kind: (least, most) of the counted bytes that are taken, and bytes that the driver takes beside them.
+# kind: least and most of the counted bytes that are taken, and at most so many that the driver takes beside them.
 BESIDE = {
-    "cpu": ((0.95, 1.05), (0, 0)),  # benchmarks/planner.py
+    "cpu": (0.95, 1.05, 0),  # benchmarks/planner.py
     # The caching allocator's fragments, and the CUDA context, which a run's own measurement leaves out. Four notebooks on an H200: 0.95 to 1.03.
-    "cuda": ((0.9, 1.3), (0, 1_400 * 10**6)),
+    "cuda": (0.9, 1.3, 1_400 * 10**6),
     # Operation by operation, while XLA fuses: compiled programs of the notebooks took 0.45 to 1.0 (tpu_compiler_steps.json).
-    "xla": ((0.4, 1.05), (0, 0)),
+    "xla": (0.4, 1.05, 0),
 }
 CPU_SHARE = 0.8  # of a computer's memory that one run may take
 LIBRARIES = 2**29  # bytes of a CPU's process beside tensors: modules loaded late, memory that was used before
@@ -103,12 +103,12 @@ def memory(count: Count, kind: str, capacity: int | None, *, processes: int = 1,
         processes: how many reduce their gradients among each other, in buckets as large as all gradients.
         evaluation: bytes, from `counting.evaluation_peak`.
     """
-    (least, most), (low, high) = BESIDE[kind]
+    least, most, context = BESIDE[kind]
     counted = count.peak + (count.gradients if processes > 1 and kind != "xla" else 0)
     evaluation += count.optimizer if evaluation else 0
     basis = "counted" if counted >= evaluation else "counted: evaluation takes more than training"
     counted = max(counted, evaluation)
-    span = Range(low=counted * least + low, high=counted * most + high, value=counted + low, basis=basis)
+    span = Range(low=counted * least, high=counted * most + context, value=counted, basis=basis)
     return Memory(count=count, peak=span, capacity=capacity and int(capacity * (CPU_SHARE if kind == "cpu" else 1)))
 
 
@@ -124,8 +124,7 @@ def training_seconds(train: Mapping[str, Any]) -> float:
 class Measured:
     """A step that a results.json holds, of any notebook."""
 
-    notebook: str
-    model: str
+    job: tuple[str, str]  # notebook and model
     device: str
     devices: int
     precision: str
@@ -139,8 +138,7 @@ class Measured:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
             train, plan, about, runtime = (found[name] for name in ("train", "plan", "forecast", "runtime"))
             return cls(
-                notebook=about["notebook"],
-                model=about["model"],
+                job=(about["notebook"], about["model"]),
                 device=runtime["device_name"],
                 devices=runtime["device_count"],
                 precision=plan["precision"],
@@ -170,14 +168,12 @@ def step_seconds(
 
     fused: the step is compiled (`torch.compile`), or its kernels are fused by hand (flash attention, Apex, Liger).
     """
-    flops = count.flops * accumulation
-    mine = [each for each in measured if each.is_of(machine, precision)]
-    mine.sort(key=lambda each: (each.notebook, each.model) != (workload.notebook, workload.name))
+    flops, job = count.flops * accumulation, (workload.notebook, workload.name)
+    mine = [each for each in measured if each.is_of(machine, precision) and (each.job == job or not workload.recurrent)]
     if mine:
-        same = (mine[0].notebook, mine[0].model) == (workload.notebook, workload.name)
-        if same or not workload.recurrent:
-            seconds = mine[0].seconds * flops / mine[0].flops
-            return around(seconds, SAME_MODEL if same else OTHER_MODEL, f"measured ({mine[0].notebook})")
+        known = max(mine, key=lambda each: each.job == job)
+        factor = SAME_MODEL if known.job == job else OTHER_MODEL
+        return around(known.seconds * flops / known.flops, factor, f"measured ({known.job[0]})")
     peak = machine.accelerator and machine.accelerator.peak_for(precision)
     if not peak or workload.recurrent:
         return None
@@ -186,12 +182,10 @@ def step_seconds(
     size = 0.0 if machine.kind == "xla" else SIZE if fused else SIZE_UNFUSED
     log = CONSTANT[machine.kind] + BALANCE * math.log(peak / bandwidth) + size * clipped(ideal)
     found = around(bound * math.exp(log), EITHER_WAY, "published runs")
+    launches = count.launches * accumulation if machine.kind == "cuda" and not fused else 0
     # No step is faster than peak and bandwidth allow; one smaller than any published may take as long as the smallest.
-    found = replace(found, low=max(bound, found.low), high=max(bound, found.high) * max(1, SIZES[0] / ideal))
-    if machine.kind != "cuda" or fused:
-        return found
-    fast, slow = (count.launches * accumulation * each for each in LAUNCH)
-    return replace(found, low=max(fast, found.low), high=max(slow, found.high))
+    high = max(bound, found.high) * max(1, SIZES[0] / ideal)
+    return replace(found, low=max(bound, found.low, LAUNCH[0] * launches), high=max(high, LAUNCH[1] * launches))
 
 
 def clipped(ideal: float) -> float:
@@ -293,11 +287,9 @@ def forecast(workload: Workload, plan: Any, machine: Machine, *, usd_per_hour: f
 
 def here(workload: Workload, plan: Any, runtime: Runtime) -> Forecast:
     """The forecast of this run."""
-    known = runtime.accelerator
-    name = known.name if known else runtime.device_name
-    found = forecast(
-        workload, plan, Machine(name=name, kind=runtime.family, accelerator=known, count=runtime.device_count)
-    )
+    known, devices = runtime.accelerator, runtime.device_count
+    name = getattr(known, "name", runtime.device_name)
+    found = forecast(workload, plan, Machine(name=name, kind=runtime.family, accelerator=known, count=devices))
     return replace(found, memory=_of_process(found.memory, plan)) if runtime.kind == "cpu" else found
 
 

@@ -33,31 +33,26 @@ def machine(name: str) -> Machine:
     times, plain = re.fullmatch(r"(?:(\d+)[x×])?(.*)", _plain(name)).groups()
     known = {_plain(each): each for each in NAMES} | {"a100": "A100 40GB"}
     count, found = int(times or 1), known.get(plain)
-    if found in GPUS and 0 < count <= MOST_GPUS:
-        label = found if count == 1 else f"{count}x{found}"
-        return Machine(name=label, kind="cuda", accelerator=find(found), count=count)
-    if found in SLICES and count == 1:
+    if not found or not 1 <= count <= (MOST_GPUS if found in GPUS else 1):
+        raise ValueError(
+            f"hardware={name!r}: unknown; {did_you_mean(name, NAMES)}there are {', '.join(NAMES)}, and 2 to {MOST_GPUS} of a GPU, "
+            "such as 2xT4"
+        )
+    if found in SLICES:
         generation, devices = found.split("-")
         return Machine(name=found, kind="xla", accelerator=find(f"TPU {generation}"), count=int(devices))
-    if found == "CPU" and count == 1:
-        return Machine(name=found, kind="cpu", accelerator=None, count=1)
-    raise ValueError(
-        f"hardware={name!r}: unknown; {did_you_mean(name, NAMES)}there are {', '.join(NAMES)}, and 2 to {MOST_GPUS} of a GPU, such "
-        "as 2xT4"
-    )
+    kind, several = "cuda" if found in GPUS else "cpu", f"{count}x" if count > 1 else ""
+    return Machine(name=several + found, kind=kind, accelerator=find(found), count=count)
 
 
 def _plain(name: str) -> str:
     return re.sub(r"[\s_]|(?<=\w)-|gb$", "", name.lower().strip()).removeprefix("tpu")
 
 
-def runtime_of(machine: Machine, precision: str = "auto") -> Runtime:
-    """The runtime that `detect` would report on a machine of the catalogue, to plan for it from anywhere else.
-
-    Raises ValueError: a precision that it cannot train in.
-    """
+def runtime_of(machine: Machine) -> Runtime:
+    """The runtime that `detect` would report on a machine of the catalogue, to plan for it from anywhere else."""
     capability = machine.accelerator and machine.accelerator.compute_capability
-    chosen, why = choose_precision(machine.kind, machine.name, capability, precision)
+    chosen, why = choose_precision(machine.kind, machine.name, capability, "auto")
     return Runtime(
         kind=machine.kind,
         reason=f"planned for {machine.name}",

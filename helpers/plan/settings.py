@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
-import functools
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -123,12 +121,13 @@ def plan(
         ValueError: a negative value, or a batch size that the devices cannot share.
         DoesNotFit: the model is too large for a device.
     """
-    on_xla, devices = runtime.family == "xla", runtime.device_count
+    devices = runtime.device_count
     if runtime.precision == "fp16" and workload.overflows_fp16:
         why = f"activations of {workload.name} overflow in fp16, and {runtime.device_name} has no better precision"
         runtime = replace(runtime, precision="fp32", precision_reason=why)
-    rate, why_rate = _chosen(learning_rate, recipe.learning_rate, recipe.tpu_learning_rate_factor, on_xla)
-    effective, why_batch = _chosen(batch_size, recipe.batch_size, recipe.tpu_batch_factor, on_xla)
+    larger, faster = (recipe.tpu_batch_factor, recipe.tpu_learning_rate_factor) if runtime.family == "xla" else (1, 1)
+    rate, why_rate = _chosen(learning_rate, recipe.learning_rate, faster)
+    effective, why_batch = _chosen(batch_size, recipe.batch_size, larger)
     steps = max_steps or max(1, round(recipe.max_steps * recipe.batch_size / effective))
     recipe = replace(recipe, batch_size=effective, learning_rate=rate, max_steps=steps)  # which refuses negative ones
     if effective % devices:
@@ -163,13 +162,11 @@ def plan(
     )
 
 
-def _chosen(asked, recipe, tpu_factor, on_xla: bool):
+def _chosen(asked, recipe, factor):
     """A value with its reason: the user's, or the recipe's (times its factor on a TPU)."""
     if asked:
         return asked, "asked for"
-    if on_xla and tpu_factor != 1:
-        return recipe * tpu_factor, f"recipe {recipe:g} x {tpu_factor:g} on a TPU"
-    return recipe, RECIPES
+    return recipe * factor, RECIPES if factor == 1 else f"recipe {recipe:g} x {factor:g} on a TPU"
 
 
 def memory_of(
@@ -194,10 +191,8 @@ def _micro_batch(
     """Examples in a forward pass of one device, whether activations are recomputed, and the memory for this."""
     from .counting import transformer_of
 
-    held = functools.partial(memory_of, workload, runtime)
-
-    def too_large(examples: int, recompute: bool) -> bool:
-        return held(examples, share, recompute).fits not in FITS
+    def held(examples: int, recompute: bool, **options) -> Memory:
+        return memory_of(workload, runtime, examples, share, recompute, **options)
 
     divisors = [each for each in range(1, share + 1) if share % each == 0]
     if wanted and wanted not in divisors:
@@ -206,22 +201,15 @@ def _micro_batch(
         )
     candidates = [wanted] if wanted else [each for each in divisors if each >= workload.least] or [share]
     able = getattr(transformer_of(workload.model), "supports_gradient_checkpointing", False)
-    for recompute in [checkpointing] if checkpointing is not None else [False, True] if able else [False]:
-        # More examples never need less memory. Mostly the whole share fits, or not even the fewest do: they are counted first.
-        if not too_large(candidates[-1], recompute):
-            break
-        if not too_large(candidates[0], recompute):
-            fit = bisect.bisect(candidates[1:-1], False, key=lambda each, on=recompute: too_large(each, on))
-            candidates = candidates[: 1 + fit]
-            break
-    else:
-        candidates = candidates[:1]
-    examples = candidates[-1]
-    needed = held(examples, share, recompute)
+    choices = [checkpointing] if checkpointing is not None else [False, True] if able else [False]
+    tried = ((examples, again) for again in choices for examples in reversed(candidates))
+    fewest = candidates[0], choices[-1]
+    examples, recompute = next((each for each in tried if held(*each).fits in FITS), fewest)
+    needed = held(examples, recompute)
     if needed.fits == "no" and not wanted:
         raise DoesNotFit(
-            f"{examples} example(s) of {workload.tokens} tokens need at least {tables.size(needed.peak.low)} and "
+            f"{examples} example(s) in sequences of {workload.length} tokens need at least {tables.size(needed.peak.low)} and "
             f"{runtime.device_name} has {tables.size(runtime.memory)}: use a smaller model or a shorter sequence"
             + ("" if recompute else ", or gradient_checkpointing=True")
         )
-    return examples, recompute, held(examples, share, recompute, evaluated=True)
+    return examples, recompute, held(examples, recompute, evaluated=True)

@@ -24,6 +24,7 @@ from unittest import mock
 
 from helpers.machine import attention, xla
 
+from .settings import DoesNotFit
 from .workloads import Workload
 
 NEEDED = "'torch_xla[tpu,pallas]~=2.9.0'"  # names the libtpu and the jax that it was built with
@@ -35,7 +36,7 @@ TOPOLOGIES = {
 }
 PRODUCT = re.compile(r"= ([a-z]+\d+)\[[^ ]* (?:dot|convolution)\(")
 INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (.+?) ([a-z-]+)\((.*)")
-ARRAY = r"\b[a-z]+\d*\[[\d,]*\](?:\{[^}]*\})?"
+ARRAY = r"\b[a-z]+(\d*)\[([\d,]*)\](?:\{[^}]*\})?"  # bits of a number, axes
 # Names for what is there, the second half of a copy, and loops, whose state stays where it is.
 MOVES_NOTHING = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy-done", "slice-done", "while")
 
@@ -55,8 +56,8 @@ class Traced:
 
 def available() -> str:
     """Why nothing can be compiled here, or ""."""
-    missing = [name for name in ("torch_xla", "libtpu", "jax") if importlib.util.find_spec(name) is None]
-    return f"the TPU compiler needs {', '.join(missing)}: pip install {NEEDED}" if missing else ""
+    there = all(map(importlib.util.find_spec, ("torch_xla", "libtpu", "jax")))
+    return "" if there else f"the TPU compiler needs torch_xla, libtpu and jax: pip install {NEEDED}"
 
 
 def begin() -> None:
@@ -117,38 +118,34 @@ def trace(
         if hasattr(module, "batch_groups"):
             module.batch_groups = chips
     batch = tree_map_only(torch.Tensor, placeholder, workload.batch(examples, length or workload.length))
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    trained, moments, gradients = [weight for weight in model.parameters() if weight.requires_grad], [], []
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
     for weight in trained:
-        moments = {name: placeholder(weight) for name in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[weight].update(step=torch.tensor(1.0), **moments)
+        first, second = placeholder(weight), placeholder(weight)
+        optimizer.state[weight] = {"step": torch.tensor(1.0), "exp_avg": first, "exp_avg_sq": second}
+        moments += [first, second]
         if accumulating:
             weight.grad = placeholder(weight)
-    moments = [each for state in optimizer.state.values() for name, each in state.items() if name != "step"]
-    state = [*trained, *moments, *(weight.grad for weight in trained if accumulating)]
+            gradients.append(weight.grad)
     number = bindings._xla_get_tensor_id
-    batches, states = ({number(each) for each in tensors} for tensors in (tree_leaves(batch), state))
+    batches, states = (set(map(number, each)) for each in (tree_leaves(batch), [*trained, *moments, *gradients]))
     with mock.patch.object(xla, "sync", lambda: None):  # a step that cuts its graph would start it
         with torch.autocast("xla", dtype=torch.bfloat16, enabled=precision == "bf16"):
             loss = (workload.program if accumulating and workload.program else workload.loss)(model, batch)
         loss.backward()
     torch.nn.utils.clip_grad_norm_(trained, 1.0)
     optimizer.step()
-    outputs = [loss.detach(), *(each.detach() for each in (*trained, *moments))]
+    outputs = [each.detach() for each in (loss, *trained, *moments)]
     arguments = bindings._get_tensors_xla_device_data_node(outputs)[0]
     return Traced(
         module=bindings._get_xla_tensors_hlo_proto(outputs),
         batch=frozenset(at for at, each in enumerate(arguments) if each in batches),
         state=frozenset(at for at, each in enumerate(arguments) if each in states),
-        products=dict(collections.Counter(PRODUCT.findall(bindings._get_xla_tensors_hlo(outputs)))),
+        products=collections.Counter(PRODUCT.findall(bindings._get_xla_tensors_hlo(outputs))),
     )
 
 
 # ---- the step, compiled
-
-
-class DoesNotFitChip(RuntimeError):
-    """The program needs more memory than a chip has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +178,7 @@ def compile_step(traced: Traced, hardware: str) -> Compiled:
 
     Raises:
         ValueError: an unknown slice.
-        DoesNotFitChip: the compiler's own answer where memory does not suffice.
+        DoesNotFit: the compiler's own answer where memory does not suffice.
     """
     if hardware not in TOPOLOGIES:
         raise ValueError(f"hardware={hardware!r}: unknown to the TPU compiler; there are {', '.join(TOPOLOGIES)}")
@@ -234,7 +231,14 @@ def _compile(traced: Traced, devices: list):
         try:
             return compiler.backend_compile(devices[0].client, module, xla_client.DeviceList(tuple(devices)), options)
         except jax.errors.JaxRuntimeError as error:
-            raise _in_words(str(error)) or error from None
+            numbers = r"Used ([\d.]+)G of ([\d.]+)G hbm", r"arguments\s+([\d.]+)G"
+            found, held = (re.search(each, str(error)) for each in numbers)
+            if not found:
+                raise
+            raise DoesNotFit(
+                f"needs {found[1]} of {found[2]} GiB, {held[1] if held else 0} of it for weights and optimizer; try a smaller "
+                "micro-batch (--batch-size), a shorter sequence or gradient checkpointing, or a smaller model"
+            ) from None
 
 
 def _mark(module, traced: Traced, count: int, ir) -> None:
@@ -251,17 +255,6 @@ def _mark(module, traced: Traced, count: int, ir) -> None:
             marks["jax.buffer_donor"] = ir.BoolAttr.get(True)
         marked.append(ir.DictAttr.get(marks))
     main.arg_attrs = ir.ArrayAttr.get(marked)
-
-
-def _in_words(said: str) -> DoesNotFitChip | None:
-    """The compiler's refusal of a program that is too large."""
-    found, held = re.search(r"Used ([\d.]+)G of ([\d.]+)G hbm", said), re.search(r"arguments\s+([\d.]+)G", said)
-    if "RESOURCE_EXHAUSTED" not in said or not found:
-        return None
-    return DoesNotFitChip(
-        f"needs {found[1]} of {found[2]} GiB, {held[1] if held else 0} of it for weights and optimizer; try a smaller "
-        "micro-batch, a shorter sequence or gradient checkpointing, or a smaller model"
-    )
 
 
 # ---- the compiled program, read
@@ -282,8 +275,8 @@ def _moved(kind: str, name: str, result: str, operands: Sequence[str]) -> int:
     if kind in MOVES_NOTHING or "ConcatBitcast" in name:
         return 0
     if kind in ("copy-start", "slice-start"):  # (destination, source, ...) and ((source), destination, ...)
-        ends = re.findall(ARRAY, result)[:2]
-        return min(size(end) for end in ends) * sum(size(end, far=True) > 0 for end in ends)
+        ends = [array[0] for array in re.finditer(ARRAY, result)][:2]
+        return min(map(size, ends)) * sum(size(end, far=True) > 0 for end in ends)
     if "dynamic-update-slice" in name and result in operands:  # in place
         return 2 * sum(size(each, far=True) for each in operands if each != result)
     return sum(size(each, far=True) for each in (result, *operands))
@@ -295,9 +288,8 @@ def size(shape: str, far: bool = False) -> int:
     far: only of what lies in the chip's memory; `S(1)` in a layout is the core's own.
     """
     total = 0
-    for array in re.findall(ARRAY, shape):
-        kind, axes = re.match(r"([a-z]+\d*)\[([\d,]*)\]", array).groups()
-        if not (far and "S(" in array):
-            bits = int(re.sub(r"\D", "", kind) or 8)  # `pred` takes a byte
-            total += bits // 8 * math.prod(int(axis) for axis in axes.split(",") if axis)
+    for array in re.finditer(ARRAY, shape):
+        if not (far and "S(" in array[0]):
+            bits, axes = array.groups()
+            total += int(bits or 8) // 8 * math.prod(map(int, axes.split(",") if axes else ()))  # `pred` takes a byte
     return total

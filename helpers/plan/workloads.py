@@ -28,17 +28,11 @@ class Workload:
     # What the run does with its model beside training and without gradients; None: nothing that takes more memory than a step.
     evaluation: Callable[[torch.nn.Module], Any] | None = None
     length: int  # tokens of a sequence
-    views: int = 1  # sequences an example
     least: int = 1  # examples of the smallest micro-batch
     parameters: int = 0  # of the model, where its tensors hold several in one number; 0: as many as they have numbers
     optimizer: str = "adamw"  # "paged_adamw_8bit", or "adafactor", which keeps no moments
     overflows_fp16: bool = False  # activations beyond its largest number, whatever the loss is scaled by
     recurrent: bool = False  # token after token, so that no datasheet bounds its time from above
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of an example, all its sequences together."""
-        return self.length * self.views
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +46,7 @@ class Asked:
     batch_size: int = 0
 
 
-# The module of each notebook's room that has planned(asked, machine, weights=False) -> (Recipe, Workload). It downloads nothing.
+# The module of each notebook's room that has planned(asked, machine) -> (Recipe, Workload). It downloads nothing.
 ROOMS = {
     "graphmer_se": "graphmer.workload",
     "hardware_tuning": "tuning.training",

@@ -51,11 +51,11 @@ def workload(model, length: int) -> Workload:
     return Workload(notebook=NOTEBOOK, name=model.config.model_type, recurrent=True, **of)
 
 
-def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
+def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
     """Recipe and training step of a run, for the planner.
 
     asked: `model` is the number of units, `examples` are texts.
-    machine, weights: have no effect: the weights are few, so that they are always made.
+    machine: has no effect.
     """
     from .model import ReservoirConfig, ReservoirForCausalLM
 

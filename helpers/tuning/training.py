@@ -322,22 +322,20 @@ def workload(model, name: str, length: int) -> Workload:
     return Workload(notebook=NOTEBOOK, name=name, model=model, batch=batch, loss=loss, length=length)
 
 
-def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
-    """Recipe and training step of a run, for the planner: `planned(Asked(length=128), machine)`.
+def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
+    """Recipe and training step of a run, for the planner; its model is on the device "meta" and takes no memory.
 
     asked: `model` is a hub id or a path, `examples` are rows, `length` is in tokens.
-    weights: the step has random weights and can be run; without them its model is on the device "meta" and takes no memory.
     """
     default = TuningParameters.defaults()
     name, length = asked.model or default.base_model, asked.length or default.max_length
     # What XLA makes of attention is what it makes of products and a softmax that are written out.
     attention = "eager" if machine.family == "xla" else "sdpa"
-    step = (_step.__wrapped__ if weights else _step)(name, length, attention, weights)  # real weights are not kept
-    return recipe(asked.examples or ROWS, 8, length), step
+    return recipe(asked.examples or ROWS, 8, length), _step(name, length, attention)
 
 
 @functools.lru_cache(maxsize=4)
-def _step(name: str, length: int, attention: str, weights: bool) -> Workload:
+def _step(name: str, length: int, attention: str) -> Workload:
     from transformers import AutoConfig, BertConfig
 
     if name == TuningParameters.defaults().base_model:
@@ -345,6 +343,6 @@ def _step(name: str, length: int, attention: str, weights: bool) -> Workload:
     else:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     config.num_labels = LABELS
-    with torch.device("cpu" if weights else "meta"):
+    with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(config, attn_implementation=attention)
     return workload(model, name, length)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers.legal.packing import choose_attention
+from helpers.machine.runtime import choose_precision
 from helpers.plan.__main__ import forecasts, main, report
 from helpers.plan.counting import count
 from helpers.plan.machines import machine, runtime_of
@@ -182,7 +183,7 @@ def test_a_planned_runtime_is_that_of_the_machine():
     assert (found.kind, found.precision, found.device_count, found.memory) == ("cuda", "fp16", 2, 16 * 10**9)
     assert runtime_of(machine("v5e-8")).precision == "bf16" and runtime_of(machine("CPU")).memory is None
     with pytest.raises(ValueError, match="precision='bf16' is emulated and slow on T4"):
-        runtime_of(machine("T4"), "bf16")
+        choose_precision("cuda", "T4", (7, 5), "bf16")
 
 
 def tiny_classifier(folder):

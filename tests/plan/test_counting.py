@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from helpers.legal.packing import choose_attention
 from helpers.plan import counting
@@ -210,13 +210,10 @@ def test_live_bytes_counts_a_storage_once_and_forgets_what_is_freed():
         assert (live.now, live.peak) == (4000, 6000)
 
 
-@pytest.mark.parametrize("before", [0, 1])  # arguments before the query: the backward pass has a gradient
-def test_flops_of_heads_that_share_keys_are_asked_for_as_many_as_there_are_queries(before):
-    """The formula of torch 2.11 refuses fewer: no run of such a model began on a card that takes them."""
-
-    def strict(*args, out_val):
-        assert args[before].shape == args[before + 1].shape == args[before + 2].shape
-        return args[before].numel()
-
-    query, key = torch.empty(2, 14, 8, 4, device="meta"), torch.empty(2, 2, 8, 4, device="meta")
-    assert counting._all_heads(strict)(*[query] * before, query, key, key, 0.0, out_val=None) == query.numel()
+@pytest.mark.parametrize("way", ["", "_backward"])
+def test_flops_of_a_cpus_fused_attention_are_those_that_torch_has_for_a_gpus(way):
+    """Heads that share keys take as many as ones with keys of their own; torch 2.11's formula refuses them."""
+    name, gradient = "_scaled_dot_product_flash_attention", [torch.empty(2, 14, 8, 4, device="meta")] * (way != "")
+    query, key, own = (torch.empty(2, heads, length, 4, device="meta") for heads, length in ((14, 8), (2, 6), (14, 6)))
+    expected = flop_registry[getattr(counting.ATEN, name + way)](*gradient, query, own, own, out_val=None)
+    assert counting.FLOPS[getattr(counting.ATEN, f"{name}_for_cpu{way}")](*gradient, query, key, key) == expected

@@ -109,7 +109,9 @@ def test_a_negative_wish_is_refused_naming_it(name, value):
 
 
 def test_a_model_that_does_not_fit_is_refused_with_what_it_needs():
-    with pytest.raises(DoesNotFit, match=r"1 example\(s\) of 64 tokens need at least \d+ MiB.*smaller model"):
+    with pytest.raises(
+        DoesNotFit, match=r"1 example\(s\) in sequences of 64 tokens need at least \d+ MiB.*smaller model"
+    ):
         plan(RECIPE, SMALL, machine(memory=1000))
 
 

@@ -185,5 +185,5 @@ def test_a_step_whose_products_became_fp32_is_seen(on_one_chip):
 @pytest.mark.parametrize("name", steps_of_the_file())
 def test_the_compilers_memory_lies_in_the_planners_interval(name):
     """Of each step at the notebook's real size, as benchmarks/tpu_compiler.py compiled it."""
-    step, ((least, most), _) = steps_of_the_file()[name], BESIDE["xla"]
+    step, (least, most, _) = steps_of_the_file()[name], BESIDE["xla"]
     assert least * step["planned_peak"] <= step["peak"] <= most * step["planned_peak"]

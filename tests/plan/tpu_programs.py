@@ -19,6 +19,7 @@ import torch
 
 from helpers.plan import tpu
 from helpers.plan.machines import machine, runtime_of
+from helpers.plan.settings import DoesNotFit
 from helpers.plan.tpu import begin, trace
 from helpers.plan.workloads import Asked, Workload, room
 from tests.workloads import stack
@@ -100,7 +101,7 @@ def main(folder: Path, hardware: str, names: list[str]) -> None:
 def _say(name: str, step: Workload, hardware: str, **how) -> None:
     try:
         found = compiled(step, hardware, **how)
-    except tpu.DoesNotFitChip as error:
+    except DoesNotFit as error:
         found = {"problem": str(error)}
     print("STEP " + json.dumps({"step": name, **found}), flush=True)
 
