@@ -21,11 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # A ceiling goes down in the commit that earns it, and never up.
 CEILINGS = {
     "shared": 16465,
-    "plan": 5680,
+    "plan": 5650,
     "reservoir": 5996,
     "lejepa": 6081,
-    "legal": 8602,
-    "tuning": 5188,
+    "legal": 8473,
+    "tuning": 5161,
     "graphmer": 22822,
     "helpers": 71450,
     "notebooks": 9000,

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-
 
 class Row(NamedTuple):
     where: str  # file and line, with which an error begins
@@ -16,13 +14,18 @@ class Row(NamedTuple):
 
 
 def rows(name: str, path: Path, suffixes: Sequence[str]) -> Iterator[Row]:
-    """Rows of the file that the parameter `name` names. Raises ValueError if it has none of `suffixes` or cannot be parsed."""
+    """Rows of the file that the parameter `name` names; fields of a .csv are between `,` `;` or tabs, as its header has them.
+
+    Raises ValueError if it has none of `suffixes` or cannot be parsed.
+    """
     file, suffix = f"{name}={str(path)!r}", path.suffix.lower()
     if suffix not in suffixes:
         raise ValueError(f"{file}: cannot read {suffix or 'a file without a suffix'}; use {', '.join(suffixes)}")
-    if suffix in DELIMITERS:
-        return separated(file, path, DELIMITERS[suffix])
-    return {".jsonl": jsonl, ".parquet": parquet}[suffix](file, path)
+    if suffix in (".jsonl", ".parquet"):
+        return {".jsonl": jsonl, ".parquet": parquet}[suffix](file, path)
+    with path.open(encoding="utf-8-sig", errors="replace") as lines:
+        header = lines.readline()
+    return separated(file, path, "\t" if suffix == ".tsv" else max(",;\t", key=header.count))
 
 
 def separated(file: str, path: Path, delimiter: str = ",", columns: Sequence[str] = ()) -> Iterator[Row]:
@@ -48,9 +51,12 @@ def separated(file: str, path: Path, delimiter: str = ",", columns: Sequence[str
 
 
 def numbered(source: str, rows: Iterable[dict]) -> Iterator[Row]:
-    """Rows of a source without lines, such as a data set of the hub."""
+    """Rows of a source without lines, such as a data set of the hub, whose class labels become their names; -1 is none."""
+    labels = {name: kind for name, kind in getattr(rows, "features", {}).items() if hasattr(kind, "int2str")}
     for number, values in enumerate(rows, 1):
-        yield Row(f"{source}, row {number}", number, values)
+        classes = [(name, kind, values[name]) for name, kind in labels.items()]
+        names = {name: None if label in (None, -1) else kind.int2str(label) for name, kind, label in classes}
+        yield Row(f"{source}, row {number}", number, values | names)
 
 
 def text(row: Row, column: str, kinds: type = str) -> str:

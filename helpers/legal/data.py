@@ -166,18 +166,13 @@ def _read(data_source: str) -> dict[str, Iterable[Row]]:
             f'{file}: no such file. Use "sample", a path to a {", ".join(SUFFIXES)} file or a hub id "owner/name"'
         )
     found = hub.splits(data_source).items()
-    return {
-        SPLITS[name]: data_files.numbered(f"{file}, {name}", _named(rows)) for name, rows in found if name in SPLITS
-    }
+    return {SPLITS[name]: data_files.numbered(f"{file}, {name}", rows) for name, rows in found if name in SPLITS}
 
 
 def _file(file: str, path: Path) -> Iterable[Row]:
-    suffix = path.suffix.lower()
-    if suffix not in (".csv", ".json"):
+    if path.suffix.lower() != ".json":
         return data_files.rows("data_source", path, SUFFIXES)
     text = path.read_text(encoding="utf-8-sig", errors="replace")
-    if suffix == ".csv":
-        return data_files.separated(file, path, max(",;\t", key=text.partition("\n")[0].count))
     if not text.lstrip().startswith("["):
         return data_files.jsonl(file, path)  # which many name .json
     try:
@@ -187,13 +182,6 @@ def _file(file: str, path: Path) -> Iterable[Row]:
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{file}: the array must hold one JSON object for each record")
     return data_files.numbered(file, rows)
-
-
-def _named(rows) -> Iterable[dict[str, Any]]:
-    """The rows of a `datasets.Dataset`, with the names of its class labels."""
-    names = {column: kind for column, kind in rows.features.items() if hasattr(kind, "int2str")}
-    for row in rows:
-        yield row | {column: kind.int2str(row[column]) for column, kind in names.items() if row[column] is not None}
 
 
 # ---- from a row to a conversation

@@ -153,12 +153,12 @@ def scores(systems: Mapping[str, Sequence[str]], trained: Sequence[Sequence[str]
         said_Q = np.array([_plain(each) for each in answers])
         return np.array([measure(gold_Q[rows], said_Q[rows]) for rows in (slice(None), *draws)])
 
-    systems = {**systems, "gold": gold_Q}
+    runs = {name: [answers] for name, answers in systems.items()} | {"gold": [gold_Q]} | {"trained": trained}
     found: dict[str, Any] = {"questions": len(asked), "groups": G, "systems": {}, "trained less": {}}
     for measure in (accuracy, macro_f1):
-        values = {name: drawn(answers, measure) for name, answers in systems.items()}
-        if trained:
-            values["trained"] = np.mean([drawn(answers, measure) for answers in trained], axis=0)
+        values = {
+            name: np.mean([drawn(each, measure) for each in seeds], axis=0) for name, seeds in runs.items() if seeds
+        }
         for name, each in values.items():
             found["systems"].setdefault(name, {})[measure.__name__] = interval(each)
             if trained and name != "trained":

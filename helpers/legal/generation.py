@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from helpers.machine.engine import cpu_copy
 
@@ -26,49 +27,40 @@ class Generated:
 
 
 def generate(model, template, asked: Sequence, *, max_new_tokens: int, batch_size: int = BATCH) -> list[Generated]:
-    """What `model` writes for each record, in their order: the likeliest token at every step.
+    """What `model` writes for each record, in their order: the likeliest token at every step, by transformers' own `generate`.
 
     Sampling, penalties and filters of the model's generation_config do not count: before and after training are compared.
     The model is in eval mode afterwards. On XLA a copy on the CPU writes: there every length of a text would be a program of
     its own, and a text of one fixed length would be read anew for each token.
     """
+    from transformers import GenerationConfig
+
     stops, pad = template.stop_token_ids(), template.tokenizer.pad_token_id
+    greedy = GenerationConfig(  # a value that is None here would come from the model's own
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=0,
+        eos_token_id=stops,
+        pad_token_id=pad,
+        do_sample=False,
+        num_beams=1,
+        repetition_penalty=1.0,
+        no_repeat_ngram_size=0,
+        use_cache=True,
+    )
     model = cpu_copy(model) if model.device.type == "xla" else model
-    prompts = [template.encode(template.prompt(each)) for each in asked]
+    prompts = [torch.tensor(template.encode(template.prompt(each)), device=model.device) for each in asked]
     outcomes = []
     model.eval()  # which a training step undoes
     for start in range(0, len(prompts), batch_size):
-        with torch.no_grad():
-            written = _write(model, prompts[start : start + batch_size], max_new_tokens, stops, pad)
-        for tokens in written:
+        batch = prompts[start : start + batch_size]
+        ids_BL = pad_sequence(batch, True, pad, padding_side="left")
+        real_BL = pad_sequence([torch.ones_like(ids) for ids in batch], True, 0, padding_side="left")
+        written_BL = model.generate(input_ids=ids_BL, attention_mask=real_BL, generation_config=greedy)
+        for tokens in written_BL[:, ids_BL.shape[1] :].tolist():
             kept = tuple(itertools.takewhile(lambda token: token not in stops, tokens))
             text = template.tokenizer.decode(kept, skip_special_tokens=True)
             outcomes.append(Generated(text, kept, stopped=len(kept) < len(tokens)))
     return outcomes
-
-
-def _write(model, prompts: list[list[int]], max_new_tokens: int, stops: list[int], pad: int) -> list[list[int]]:
-    """New tokens of each prompt by transformers' own `generate`, from prompts that are padded on the left."""
-    from transformers import GenerationConfig
-
-    length = max(map(len, prompts))
-    ids_BL = torch.tensor([[pad] * (length - len(ids)) + ids for ids in prompts])
-    real_BL = torch.tensor([[0] * (length - len(ids)) + [1] * len(ids) for ids in prompts])
-    # A value that is None here would come from the model's own.
-    ends = {"max_new_tokens": max_new_tokens, "min_new_tokens": 0, "eos_token_id": stops, "pad_token_id": pad}
-    greedy = {
-        "do_sample": False,
-        "num_beams": 1,
-        "repetition_penalty": 1.0,
-        "no_repeat_ngram_size": 0,
-        "use_cache": True,
-    }
-    output = model.generate(
-        input_ids=ids_BL.to(model.device),
-        attention_mask=real_BL.to(model.device),
-        generation_config=GenerationConfig(**ends, **greedy),
-    )
-    return output[:, length:].tolist()
 
 
 def log_probabilities(model, template, prompts: Sequence[str], choices: Sequence[str]):
@@ -82,8 +74,7 @@ def log_probabilities(model, template, prompts: Sequence[str], choices: Sequence
     for prompt in prompts:
         ids = template.encode(prompt)
         endings = [[*template.encode(prompt + each)[len(ids) :], template.stop_token_id] for each in choices]
-        longest = max(map(len, endings))
-        ends_CN = torch.tensor([each + [each[-1]] * (longest - len(each)) for each in endings], device=model.device)
+        ends_CN = pad_sequence([torch.tensor(each, device=model.device) for each in endings], True)
         with torch.no_grad():
             log_p_CN = continued(model, torch.tensor([ids], device=model.device), ends_CN)
         rows.append([float(log_p_N[: len(each)].sum()) for log_p_N, each in zip(log_p_CN, endings, strict=True)])

@@ -42,9 +42,14 @@ class LabelledTexts(DataSource):
 
     def results(self) -> dict[str, Any]:
         """The `data` part of results.json."""
-        counts = {"train_examples": len(self.train), "eval_examples": len(self.validation)}
-        counts |= {"test_examples": len(self.test), "labels": len(self.labels)}
-        return {**self.provenance, **counts, "removed": self.removed}
+        return {
+            **self.provenance,
+            "train_examples": len(self.train),
+            "eval_examples": len(self.validation),
+            "test_examples": len(self.test),
+            "labels": len(self.labels),
+            "removed": self.removed,
+        }
 
     def __str__(self) -> str:
         return (
@@ -85,7 +90,7 @@ def load_texts(params: TuningParameters) -> LabelledTexts:
 
 def _splits(params: TuningParameters, path: Path | None) -> Iterator[tuple[str, list[Pair]]]:
     """(split, its texts with their labels) of what there is; at least "train"."""
-    source, names = params.data_source, {}
+    source = params.data_source
     if source == SAMPLE:
         yield "train", list(sample_rows())
         return
@@ -94,13 +99,12 @@ def _splits(params: TuningParameters, path: Path | None) -> Iterator[tuple[str, 
     else:  # of the hub, or a folder in its layout: train.csv, test.csv
         found = hub.splits(source, name=SUBSETS.get(source), revision=REVISIONS.get(source))
         rows = {name: data_files.numbered(f"data_source={source!r}, {name}", part) for name, part in found.items()}
-        names = {column: getattr(kind, "names", None) for column, kind in found["train"].features.items()}
     for split in SPLITS:
         if split in rows:
-            yield split, list(_pairs(rows[split], params, names))
+            yield split, list(_pairs(rows[split], params))
 
 
-def _pairs(rows: Iterable, params: TuningParameters, names: dict[str, list[str] | None]) -> Iterator[Pair]:
+def _pairs(rows: Iterable, params: TuningParameters) -> Iterator[Pair]:
     for row in rows:
         text_column = _column(row, "text_column", params.text_column, TEXT_COLUMNS)
         label_column = _column(row, "label_column", params.label_column, LABEL_COLUMNS)
@@ -110,7 +114,6 @@ def _pairs(rows: Iterable, params: TuningParameters, names: dict[str, list[str] 
                 f"{row.where}, column {label_column!r}: {label!r} is no label; give each row one class (a field that holds a comma "
                 "needs double quotes)"
             )
-        label = names[label_column][label] if names.get(label_column) else label
         yield data_files.text(row, text_column).strip(), str(label).strip()
 
 
@@ -124,21 +127,18 @@ def _column(row, parameter: str, asked: str, usual: Sequence[str]) -> str:
     )
 
 
-def _key(text: str) -> str:
-    return " ".join(text.casefold().split())
-
-
 def _without_repeats(splits: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
     """The splits without empty, repeated and contradicting rows, and without those that a later split has, too."""
-    kept, later = {}, {""}
-    for name in [name for name in reversed(SPLITS) if name in splits]:
-        labels, first = defaultdict(set), {}
-        for text, label in splits[name]:
-            labels[_key(text)].add(label)
-            first.setdefault(_key(text), (text, label))
-        kept[name] = [pair for key, pair in first.items() if key not in later and len(labels[key]) == 1]
-        later |= first.keys()
-    return kept
+    import pandas
+
+    rows = [(split, *pair) for split in reversed(SPLITS) for pair in splits.get(split, ())]
+    rows = pandas.DataFrame(rows, columns=["split", "text", "label"], dtype=object)
+    rows["key"] = [" ".join(text.casefold().split()) for text in rows["text"]]
+    clear = rows.groupby(["split", "key"])["label"].transform("nunique") == 1
+    kept = rows[clear & (rows["key"] != "") & ~rows["key"].duplicated()]
+    return {
+        split: kept.loc[kept["split"] == split, ["text", "label"]].to_numpy().tolist() for split in reversed(splits)
+    }
 
 
 def _held_out(train: list[Pair], missing: Sequence[str], seed: int) -> dict[str, list[Pair]]:

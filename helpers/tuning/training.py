@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from torch.utils.data import SequentialSampler
 from transformers import (
     AutoModelForSequenceClassification,
@@ -68,8 +69,7 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
     Raises as `hub.reading`.
     """
     set_seed(seed)
-    names = dict(enumerate(labels))
-    config = {"id2label": names, "label2id": {label: position for position, label in names.items()}}
+    config = {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
     if base_model == SAMPLE:
         return sample_classifier(texts, config)
     path = source_path("base_model", base_model)
@@ -136,13 +136,16 @@ class Task:
     def _encoded(self, split: str, length: int) -> list[dict]:
         """The texts of a split, each as a row of token ids, cut to `length`, and its label."""
         texts, labels = zip(*getattr(self.texts, split), strict=True)
-        columns = {**self.tokenizer([*texts], truncation=True, max_length=length), "labels": labels}
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        columns = self.tokenizer([*texts], truncation=True, max_length=length)
+        return Dataset.from_dict({**columns, "labels": labels}).to_list()
 
     def lengths(self) -> dict[str, int]:
         """Tokens of the training texts, cut to `max_length`: median, 99th percentile, longest."""
-        found = np.percentile([len(row["input_ids"]) for row in self.rows("train")], (50, 99, 100))
-        return dict(zip(("median", "99 %", "longest"), map(int, found), strict=True))
+        lengths, shares = (
+            [len(row["input_ids"]) for row in self.rows("train")],
+            {"median": 50, "99 %": 99, "longest": 100},
+        )
+        return {name: int(np.percentile(lengths, share)) for name, share in shares.items()}
 
     def untrained(self, seed: int):
         """A copy of the first weights; with another seed than the parameters' a new head, of a sample model all is new."""

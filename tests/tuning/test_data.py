@@ -94,6 +94,26 @@ def test_parquet_gives_what_csv_gives(tmp_path):
     assert (found.train, found.validation, found.test) == (same.train, same.validation, same.test)
 
 
+def test_class_labels_are_read_by_their_names_and_a_row_without_one_is_refused(tmp_path):
+    from datasets import ClassLabel, Dataset
+
+    rows = [{"text": text, "label": place % 2} for place, (text, _) in enumerate(numbered(40))]
+    for name, label in (("labelled", 1), ("unlabelled", -1)):
+        (tmp_path / name).mkdir()
+        table = Dataset.from_list([*rows, {"text": "the last", "label": label}])
+        table.cast_column("label", ClassLabel(names=["unfair", "fair"])).to_parquet(tmp_path / name / "train.parquet")
+    assert load_labelled(str(tmp_path / "labelled")).labels == ("fair", "unfair")
+    with pytest.raises(ValueError, match=r"train, row 41, column 'label': None is no label"):
+        load_labelled(str(tmp_path / "unlabelled"))
+
+
+def test_a_csv_with_semicolons_is_what_one_with_commas_is(tmp_path):
+    path = write(tmp_path / "comma.csv", numbered(40))
+    semicolons = tmp_path / "semicolon.csv"
+    semicolons.write_text((tmp_path / "comma.csv").read_text().replace(",", ";"))
+    assert load_labelled(str(semicolons)).train == load_labelled(path).train
+
+
 def test_what_is_no_classification_of_texts_is_refused_with_the_reason(tmp_path):
     path = write(tmp_path / "d.csv", [(text, f"{place / 7:.3f}") for place, (text, _) in enumerate(numbered(60))])
     with pytest.raises(ValueError, match=r"60 labels such as .*put measured numbers into classes"):
