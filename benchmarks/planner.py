@@ -17,6 +17,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
@@ -44,7 +46,7 @@ def memory_of(notebook: str, here: runtime.Runtime) -> dict:
     from helpers.plan.counting import copy_with, count
 
     _, step = room(notebook).planned(Asked(), here)
-    step = replace(step, model=copy_with(step.model, zeros))
+    step = replace(step, model=copy_with(step.model, lambda tensor: torch.zeros_like(tensor, device="cpu")))
     examples = max(EXAMPLES, step.least)
     found = count(step, examples, kind=here.kind, precision=here.precision)
     counted = found.step_peak - found.optimizer
@@ -59,16 +61,8 @@ def memory_of(notebook: str, here: runtime.Runtime) -> dict:
     }
 
 
-def zeros(tensor):
-    """A tensor of numbers in the place of one that has none."""
-    import torch
-
-    return torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
-
-
 def allocated(workload, here: runtime.Runtime, examples: int) -> int:
     """Bytes of tensors at the fullest moment of a forward and backward pass, by the allocator's own totals."""
-    import torch
     from torch.profiler import ProfilerActivity, profile
 
     model, batch = workload.model.train(), workload.batch(examples, workload.length)

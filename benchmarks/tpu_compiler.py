@@ -31,7 +31,6 @@ from helpers.plan.counting import count  # noqa: E402
 from helpers.plan.forecast import ADAMW_BYTES  # noqa: E402
 from helpers.plan.machines import machine, runtime_of  # noqa: E402
 from helpers.plan.settings import DoesNotFit, plan  # noqa: E402
-from helpers.plan.tpu import begin, trace  # noqa: E402
 from helpers.plan.workloads import Asked, room  # noqa: E402
 
 HARDWARE = ("v5e-1", "v5e-8")
@@ -113,7 +112,7 @@ def compiled(case: Case, hardware: str, other) -> dict:
     if other:
         return about | other.compiled(workload, planned.per_device_batch_size, **step)
     about |= by_planner(workload, about)
-    traced, began = trace(workload, planned.micro_batch_size, chips=chips.count, **step), time.perf_counter()
+    traced, began = tpu.trace(workload, planned.micro_batch_size, chips=chips.count, **step), time.perf_counter()
     try:
         made = tpu.compile_step(traced, hardware)
     except DoesNotFit as error:
@@ -146,7 +145,7 @@ def main() -> None:
     if given.torch_tpu:
         import torch_tpu_step as other  # makes its device before the first backward pass, as `begin` does
     else:
-        other = begin()
+        other = tpu.begin()
     file, slices = ("torch_tpu", HARDWARE[:1]) if other else ("tpu_compiler", HARDWARE)
     about = this_machine("cpu", ("torch_xla", "torch_tpu", "libtpu", "jax"))
     output = ROOT / f"docs/results/{file}_steps.json"

@@ -24,7 +24,7 @@ CEILINGS = {
     "plan": 5650,
     "reservoir": 5996,
     "lejepa": 6081,
-    "legal": 8473,
+    "legal": 8465,
     "tuning": 5161,
     "graphmer": 22822,
     "helpers": 71450,

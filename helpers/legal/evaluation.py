@@ -1,6 +1,6 @@
 """How good the answers are, beside what costs nothing: labels by likelihood and as written, gold reasoning, form, stops.
 
-# Q questions · T training records · C choices · G groups (documents, or single questions)
+# Q questions · T training records · W words · C choices · G groups (documents, or single questions)
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ def nearest(train: Sequence[Record], asked: Sequence[Record], count: int = 1):
     """Rows of the `count` training questions most like each one, by the cosine of their words' TF-IDF: [Q, count]."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    words = TfidfVectorizer(token_pattern=r"\w+", sublinear_tf=True).fit([each.question for each in train])
-    alike_QT = words.transform([each.question for each in asked]) @ words.transform([each.question for each in train]).T
+    words = TfidfVectorizer(token_pattern=r"\w+", sublinear_tf=True)
+    known_TW = words.fit_transform([each.question for each in train])
+    alike_QT = words.transform([each.question for each in asked]) @ known_TW.T
     return np.argsort(-alike_QT.toarray(), axis=1, kind="stable")[:, :count]
 
 

@@ -32,8 +32,8 @@ def count_blocks(lengths: Sequence[int], block_length: int) -> int:
     return len(pack_dataset(rows, block_length, "bfd"))
 
 
-def round_up(number: int, multiple: int = MULTIPLE) -> int:
-    return multiple * math.ceil(number / multiple)
+def round_up(number: int) -> int:
+    return MULTIPLE * math.ceil(number / MULTIPLE)
 
 
 class FixedBlocks:
