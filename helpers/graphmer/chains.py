@@ -268,14 +268,14 @@ class LeafyChains(Dataset):
             self.known[head, relation].add(tail)
             self.known[tail, relations.inverse(relation)].add(head)
         self.sampler = NegativeSampler(encoded, relations, self.known)
-        self._leaves_of: dict[int, list[tuple[int, int]]] = defaultdict(list)  # (relation, tail) of a head
-        inverse_of = defaultdict(list)
+        own = defaultdict(list)  # (relation, other end) of each document
         for head, relation, tail in true:
-            self._leaves_of[head].append((relation, tail))
+            own[head].append((relation, tail))
+        self._leaves_of = {head: [*leaves] for head, leaves in own.items()}  # without inverse relations
+        for head, relation, tail in true:
             if head != tail:
-                inverse_of[tail].append((relations.inverse(relation), head))
-        documents = sorted(self._leaves_of.keys() | inverse_of.keys())
-        self._own = {number: [*self._leaves_of.get(number, ()), *inverse_of[number]] for number in documents}
+                own[tail].append((relations.inverse(relation), head))
+        self._own = dict(sorted(own.items()))
         self._sequences = self._packed()
 
     def __len__(self) -> int:

@@ -2,8 +2,8 @@
 
 A method's id has its parameter types as written, `a.b.C.run(String,int[])`; a method outside of the sources has none, and is
 named by the type it is called on, as in bytecode. In a scope a method has the number of its arguments, `run/2`. Unresolved
-are an overload that this number does not tell, a name that only an import on demand from outside can bring, a method that an
-anonymous class may inherit, and a class that an expression names with its package.
+are an overload that this number does not tell, a name that only an import on demand from outside can bring, a rarer type of
+java.lang, a method that an anonymous class may inherit, and a class that an expression names with its package.
 """
 
 import re

@@ -22,6 +22,7 @@ _LITERALS = {
     ast.Tuple: "<tuple>",
 }
 _CONSTANTS = {kind: f"<{kind.__name__}>" for kind in (str, bytes, int, float, complex, bool)}
+_NAMES = (ast.Name, ast.Attribute)
 _TYPE_OPERATORS = {"Optional", "Union", "Annotated", "ClassVar", "Final", "InitVar", "Required", "NotRequired", "Type"}
 
 
@@ -36,13 +37,11 @@ def read_python(module: Module, content: bytes) -> Module:
         while stack:
             node = stack.pop()
             kind = type(node)
-            if kind is ast.Name:
+            if kind in _NAMES:
                 if type(node.ctx) is ast.Store:  # in a target whose value is not known
                     _bind(scope, node, OPAQUE)
-            elif kind is ast.Attribute:
-                if type(node.ctx) is ast.Store:
-                    _bind_field(scope, node, OPAQUE)
-                stack.append(node.value)
+                if kind is ast.Attribute:
+                    stack.append(node.value)
             elif kind is ast.Constant:
                 continue
             elif kind is ast.Call:
@@ -67,21 +66,19 @@ def _meaning(value: ast.AST, scope: Scope) -> tuple:
     return OPAQUE if chain[0] == "?" else ("chain", chain, scope)
 
 
-def _bind(scope: Scope, name: ast.Name, meaning: tuple) -> str:
-    """The entity that the name is; "" of a local variable."""
-    scope = scope.binder(name.id)
-    bind(scope.names, name.id, meaning)
+def _bind(scope: Scope, target: ast.Name | ast.Attribute, meaning: tuple) -> str:
+    """The entity that a name, or `self.name` in a method, is; "" of a local variable and of any other attribute."""
+    if type(target) is ast.Name:
+        name, scope = target.id, scope.binder(target.id)
+        bind(scope.names, name, meaning)
+    elif type(target.value) is ast.Name and target.value.id == scope.self_name:
+        name, scope = target.attr, scope.parent
+        bind(scope.fields, name, meaning)
+    else:
+        return ""
     if scope.kind == "function":
         return ""
-    return scope.define("field" if scope.kind == "class" else "variable", name.id, _lines(name))
-
-
-def _bind_field(scope: Scope, target: ast.Attribute, meaning: tuple) -> str:
-    """`self.name = ...` in a method."""
-    if type(target.value) is not ast.Name or target.value.id != scope.self_name:
-        return ""
-    bind(scope.parent.fields, target.attr, meaning)
-    return scope.parent.define("field", target.attr, _lines(target))
+    return scope.define("field" if scope.kind == "class" else "variable", name, _lines(target))
 
 
 def _used(node: ast.AST, stack: list) -> str:
@@ -159,11 +156,9 @@ def _annotated(annotation: ast.AST | None, scope: Scope) -> tuple[tuple, list[st
 
 
 def _lambda(node, scope, stack):
-    arguments = node.args
     inner = Scope("block", scope.owner, scope.prefix, scope, scope.module)
-    every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
-    inner.names |= {parameter.arg: OPAQUE for parameter in every if parameter}
-    stack += arguments.defaults + arguments.kw_defaults
+    inner.names |= {each.arg: OPAQUE for each in ast.iter_child_nodes(node.args) if type(each) is ast.arg}
+    stack += node.args.defaults + node.args.kw_defaults
     scope.module.todo.append((inner, [node.body]))
 
 
@@ -192,25 +187,19 @@ def _assign(node, scope, stack):
     value = node.value
     stack.append(value)
     for target in getattr(node, "targets", None) or [node.name]:  # of `type X = ...` one name
-        kind = type(target)
-        if kind is ast.Name:
-            if target.id == "__all__" and scope.kind == "module":
-                _export(scope.module, value)
-            _bind(scope, target, _meaning(value, scope))
-        elif kind is ast.Attribute and type(target.value) is ast.Name:
-            _bind_field(scope, target, _meaning(value, scope))
-        else:
+        if type(target) not in _NAMES:
             stack.append(target)
+            continue
+        _bind(scope, target, _meaning(value, scope))
+        if type(target) is ast.Attribute:
+            stack.append(target.value)
+        elif target.id == "__all__" and scope.kind == "module":
+            _export(scope.module, value)
 
 
 def _annotated_assign(node, scope, stack):
-    target, entity = node.target, ""
     meaning, types = _annotated(node.annotation, scope)
-    if type(target) is ast.Name:
-        entity = _bind(scope, target, meaning)
-    elif type(target) is ast.Attribute:
-        entity = _bind_field(scope, target, meaning)
-    if entity:
+    if type(node.target) in _NAMES and (entity := _bind(scope, node.target, meaning)):
         scope.uses += [(entity, "has_type", chain) for chain in types]
     if node.value:
         stack.append(node.value)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .imports import Imports
 from .knowledge_graph import EXTERNAL, UNKNOWN, Entity
-from .scopes import NOTHING, Module, Scope, bind
+from .scopes import NOTHING, Module, Scope
 
 _BUILTINS = {  # not all of vars(builtins): a notebook adds to them and replaces `input`
     name: value
@@ -223,11 +223,8 @@ class Resolver:
         for entity in order:
             if entity in self.classes:
                 scope = self.classes[entity]
-                names = {}
-                for meaning in filter(None, (scope.names.get(name), scope.fields.get(name))):
-                    bind(names, name, meaning)
-                if names:
-                    return self._meaning(names[name], scope.module)
+                if meanings := [names[name] for names in (scope.names, scope.fields) if name in names]:
+                    return self._meaning(("any", meanings), scope.module)
             elif kind := _builtin_class(entity):
                 if name in vars(kind):
                     return self._outside(f"{entity}.{name}", "method" if callable(vars(kind)[name]) else "field")
