@@ -15,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 DEFAULTS = {
     "kind": "cpu",  # or "xla"
-    "precision": "fp32",
     "data": None,  # folder of sources
     "changes": {},  # keys of the configuration
     "kill_step": None,  # kill -9 inside this step, before the optimizer
@@ -57,14 +56,13 @@ def main(output_dir: str, options: dict) -> dict:
         os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8")
     from helpers.machine import runtime
 
-    machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
+    machine = runtime.detect(options["kind"] == "xla", precision="fp32")
     import torch
     import transformers
 
     from helpers.graphmer.configuration import override, read_configuration
     from helpers.graphmer.graph.extraction import load_graph
     from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer
-    from helpers.machine import xla
 
     torch.set_num_threads(1)
     changes = SMALL | options["changes"]
@@ -75,18 +73,12 @@ def main(output_dir: str, options: dict) -> dict:
     model = new_model(configuration, corpus)
     plan = make_plan(configuration, model, corpus, machine)
     trainer = new_trainer(model, corpus, configuration, plan, machine, output_dir)
-    transfers, compiles, shapes = [], [], []
+    shapes = []
 
     class Watch(transformers.TrainerCallback):
         def on_pre_optimizer_step(self, args, state, control, **kwargs):
             if options["kill_step"] == state.global_step + 1:
                 os.kill(os.getpid(), signal.SIGKILL)
-
-        def on_step_end(self, args, state, control, **kwargs):
-            if machine.kind == "xla":
-                counts = xla.counters()
-                transfers.append(int(counts["item_calls"] + counts["host_transfers"]))
-                compiles.append(int(counts["compiles"]))
 
     trainer.add_callback(Watch())
     compute_loss = trainer.compute_loss
@@ -98,17 +90,8 @@ def main(output_dir: str, options: dict) -> dict:
 
     trainer.compute_loss = watched
     trainer.train()
-    history = trainer.state.log_history
-    return {
-        **trainer.results(),
-        "transfers": transfers,
-        "compiles": compiles,
-        "shapes": shapes,
-        "terms": [entry for entry in history if "loss" in entry],
-        "history": history,
-        "losses": [entry["loss"] for entry in history if "loss" in entry],
-        "eval_losses": [entry["eval_loss"] for entry in history if "eval_loss" in entry],
-    }
+    terms = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return {**trainer.results(), "shapes": shapes, "terms": terms, "losses": [entry["loss"] for entry in terms]}
 
 
 if __name__ == "__main__":

@@ -16,23 +16,11 @@ from helpers.graphmer.graph.knowledge_graph import UNKNOWN, Triple, read_ontolog
 
 PAD, MASK, END = 0, 1, 2
 V, R, L, H = 40, 4, 3, 3
-INPUTS = (
-    "root_ids",
-    "root_segments",
-    "root_positions",
-    "leaf_ids",
-    "leaf_segments",
-    "relation_ids",
-    "head_start",
-    "head_length",
-)
-ALL_TERMS = {
-    "triple_weight": 0.5,
-    "contrastive_weight": 1.0,
-    "scoring_weight": 0.5,
-    "antisymmetry_weight": 0.2,
-    "acyclicity_weight": 0.2,
-}
+ROOTS = ("root_ids", "root_segments", "root_positions")
+LEAVES = ("leaf_segments", "relation_ids", "head_start", "head_length")
+INPUTS = (*ROOTS, "leaf_ids", *LEAVES)
+ALL_TERMS = {"triple_weight": 0.5, "contrastive_weight": 1.0, "scoring_weight": 0.5}
+ALL_TERMS |= {"antisymmetry_weight": 0.2, "acyclicity_weight": 0.2}
 
 
 def config(**changes) -> GraphMERConfig:
@@ -59,21 +47,12 @@ def leafy_batch(
         first, end = S // 2 - b % 2, S - 1 - b % 2
         segments[b, :first], segments[b, first:end] = 1, 2
         positions[b, :first], positions[b, first:end] = torch.arange(first), torch.arange(end - first)
-    batch = {
-        "root_ids": integers(3, V, B, S) * (segments > 0),
-        "root_segments": segments,
-        "root_positions": positions,
-        "leaf_ids": torch.zeros(B, G, L, dtype=torch.long),
-        "mnm_labels": torch.full((B, G, L), -100),
-        "triple_labels": torch.full((B, G), -100.0),
-        "tail_text_ids": torch.zeros(B, G, C, dtype=torch.long),
-        "head_text_ids": torch.zeros(B, G, C, dtype=torch.long),
-        "negative_text_ids": torch.zeros(B, G, U, C, dtype=torch.long),
-    }
-    for name in ("leaf_segments", "relation_ids", "head_start", "head_length"):
-        batch[name] = torch.zeros(B, G, dtype=torch.long)
-    for name in ("tail_entities", "head_entities"):
-        batch[name] = torch.full((B, G), -1)
+    tokens = {"leaf_ids": (L,), "tail_text_ids": (C,), "head_text_ids": (C,), "negative_text_ids": (U, C)}
+    shapes = tokens | dict.fromkeys(LEAVES, ())
+    batch = dict(zip(ROOTS, (integers(3, V, B, S) * (segments > 0), segments, positions), strict=True))
+    batch |= {name: torch.zeros(B, G, *shape, dtype=torch.long) for name, shape in shapes.items()}
+    batch |= {"mnm_labels": torch.full((B, G, L), -100), "triple_labels": torch.full((B, G), -100.0)}
+    batch |= {name: torch.full((B, G), -1) for name in ("tail_entities", "head_entities")}
     for b in range(B):
         rooted = segments[b].nonzero().flatten().tolist()
         for g in range(G if leaves is None else leaves):

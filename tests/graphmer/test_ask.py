@@ -1,6 +1,5 @@
-"""What is answered of a repository without a model: beside the profiler of the interpreter, and kept between two questions."""
+"""What is answered of a repository without a model: and kept between two questions."""
 
-import importlib
 import json
 import subprocess
 import sys
@@ -114,12 +113,6 @@ def test_open_calls_say_where_they_stand_and_what_could_be_meant(asked):
     assert one.could_be == "shop.main.close, shop.tills.Drawer.close, shop.tills.Till.close"
 
 
-def test_known_answers_come_before_open_ones(asked):
-    answers = asked("main.total", "calls")
-    assert [each.status for each in answers] == sorted(each.status for each in answers)
-    assert {each.name for each in answers} == {"builtins.sum", "shop.goods.find", "shop.goods.Thing.price"}
-
-
 @pytest.mark.parametrize(
     ("name", "relation", "message"),
     [
@@ -153,27 +146,6 @@ def test_java_types_of_one_name_in_two_projects_are_told_apart(tmp_path):
     [caller] = Asked(tmp_path / "code").answers("b:x.A.f", "called_by")
     assert (caller.name, caller.mentioned) == ("b:x.A.g()", "b/src/main/java/x/A.java:4")
     assert caller.source == "void g() { f(); }"
-
-
-def test_known_callers_are_those_that_the_profiler_sees(asked, shop, monkeypatch):
-    monkeypatch.syspath_prepend(shop)
-    module = importlib.import_module("shop.main")
-    seen = set()
-
-    def profiler(frame, event, _):
-        back = frame.f_back
-        if event == "call" and back and all(str(shop) in each.f_code.co_filename for each in (frame, back)):
-            seen.add((back.f_code.co_qualname.split(".<locals>")[0], frame.f_code.co_qualname.split(".<locals>")[0]))
-
-    sys.setprofile(profiler)
-    try:
-        module.report(["a"])
-    finally:
-        sys.setprofile(None)
-    seen = {(caller, callee) for caller, callee in seen if caller != callee}  # a generator's frame is no call
-    assert seen == {("report", "total"), ("total", "find"), ("find", "Thing.__init__"), ("total", "Gift.price")}
-    for caller, callee in seen:
-        assert caller in {each.name.rpartition(".")[2] for each in asked(callee, "called_by") if each.status != "open"}
 
 
 # ---- kept between two questions

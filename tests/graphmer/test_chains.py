@@ -8,20 +8,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from helpers.graphmer.chains import (
-    EncodedDocuments,
-    LeafyChains,
-    Relations,
-    curriculum,
-    mask_roots,
-    mask_slots,
-    phase_steps,
-)
+from helpers.graphmer.chains import LeafyChains, Relations, curriculum, mask_roots, mask_slots, phase_steps
 from helpers.graphmer.configuration import override, read_configuration
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, read_ontology
-from helpers.graphmer.graph.splits import split_by_module
-from helpers.graphmer.text import MASK, PAD, SEP, Documents, shown_name, train_tokenizer
+from helpers.graphmer.text import MASK, PAD, SEP, shown_name
+from helpers.graphmer.training import load_corpus
 
 from .batches import library
 
@@ -34,6 +26,8 @@ SHORT = {  # the published configuration, with every kind of leaf and of wrong t
     "training_data.short_to_long_curriculum.enabled": False,
     "encoding.leaf_tokens": 7,
     "encoding.max_leaves_per_sequence": LEAVES,
+    "encoding.entity_tokens": 32,
+    "encoding.vocab_size": 2000,
     "run.seed": 0,
 }
 
@@ -42,21 +36,18 @@ class World:
     """A small library with everything made of it once."""
 
     def __init__(self, folder):
-        self.graph = load_graph(library(folder))
-        self.documents = Documents(self.graph, folder)
-        self.tokenizer = train_tokenizer(self.documents.sources.values(), 2000)
-        self.encoded = EncodedDocuments(self.documents, self.tokenizer, roots=ROOTS, leaf_tokens=7, entity_tokens=32)
-        self.splits = split_by_module(self.graph, seed=0)
+        self.configuration = override(read_configuration("published"), SHORT)
+        self.corpus = load_corpus(load_graph(library(folder)), str(folder), self.configuration)
+        self.splits, self.encoded = self.corpus.splits, self.corpus.train.encoded
         self.held_out = (*self.splits.validation, *self.splits.test)
 
-    def chains(self, triples=None, **changes):
+    def chains(self, **changes):
         dotted = {name.replace("__", "."): value for name, value in changes.items()}
-        configuration = override(read_configuration("published"), SHORT | dotted)
-        given = self.splits.train if triples is None else triples
-        return LeafyChains(given, self.encoded, RELATIONS, configuration, known=self.held_out)
+        configuration = override(self.configuration, dotted)
+        return LeafyChains(self.splits.train, self.encoded, RELATIONS, configuration, known=self.held_out)
 
     def text(self, ids) -> str:
-        return self.tokenizer.decode([one for one in ids if one > SEP])
+        return self.corpus.tokenizer.decode([one for one in ids if one > SEP])
 
 
 @pytest.fixture(scope="module")
@@ -192,9 +183,8 @@ def test_masked_leaves_show_nothing_and_labels_are_their_tokens(world, epoch):
         else:
             assert (epoch["leaf_ids"][row, leaf] != MASK).all() and epoch["triple_labels"][row, leaf] in (0, 1)
             assert not epoch["negative_text_ids"][row, leaf].any()
-    empty = epoch["leaf_segments"] == 0
     for name in ("leaf_ids", "relation_ids", "head_start", "head_length", "tail_text_ids"):
-        assert not epoch[name][empty].any(), name
+        assert not epoch[name][epoch["leaf_segments"] == 0].any(), name
 
 
 def test_no_pair_of_entities_is_in_two_leaves_of_a_document(epoch):
@@ -263,16 +253,6 @@ def test_known_tails_of_the_batch_are_what_a_loop_finds(world, chains):
     assert torch.equal(batch["known_BGX"].view_as(expected), expected)
 
 
-def test_a_query_asks_at_the_documents_own_name_and_hides_nothing_else(world, chains):
-    name, relation = "json.encoder.JSONEncoder.default", RELATIONS.id("calls")
-    number = world.encoded.number[name]
-    batch = chains.query(number, relation)
-    assert batch["relation_ids"].tolist() == [[relation]] and (batch["leaf_ids"] == MASK).all()
-    np.testing.assert_array_equal(batch["root_ids"][0][batch["root_segments"][0] > 0], world.encoded.documents[number])
-    start, length = batch["head_start"][0, 0], batch["head_length"][0, 0]
-    assert name.endswith(world.text(batch["root_ids"][0, start : start + length].tolist()))
-
-
 # ---- masks
 
 
@@ -298,16 +278,6 @@ def test_identifiers_are_masked_whole_and_80_10_10():
 
 
 # ---- lengths
-
-
-def test_a_shorter_length_has_the_same_documents_cut(chains):
-    short = chains.with_roots(40)
-    assert short[0]["root_ids"].shape == (40,) and chains[0]["root_ids"].shape == (ROOTS,)
-    assert sorted(n for row in short._sequences for n in row) == sorted(n for row in chains._sequences for n in row)
-    batch = whole_epoch(short)
-    last = batch["head_start"] + batch["head_length"] - 1
-    there = batch["leaf_segments"] > 0
-    assert (batch["root_segments"].gather(1, last.clamp(min=0))[there] == batch["leaf_segments"][there]).all()
 
 
 def test_a_run_goes_through_its_lengths_at_the_steps_of_the_schedule(chains):

@@ -2,21 +2,12 @@
 
 import pytest
 
-from helpers.graphmer.chains import EncodedDocuments, LeafyChains, Relations
-from helpers.graphmer.configuration import (
-    PROFILES,
-    Configuration,
-    from_yaml,
-    override,
-    paths,
-    read_configuration,
-    to_yaml,
-)
+from helpers.graphmer import configuration
+from helpers.graphmer.chains import LeafyChains
+from helpers.graphmer.configuration import PROFILES, from_yaml, override, paths, read_configuration
 from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.graph.knowledge_graph import read_ontology
-from helpers.graphmer.graph.splits import split_by_module
 from helpers.graphmer.parameters import FOR_ANY_MACHINE, GraphParameters, profile
-from helpers.graphmer.text import Documents, train_tokenizer
+from helpers.graphmer.training import load_corpus
 from helpers.graphmer.workload import run_recipe
 from helpers.machine.runtime import detect
 
@@ -57,7 +48,7 @@ def test_all_mistakes_are_said_at_once_by_line():
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_profile_is_read_as_what_it_prints(name):
     found = read_configuration(name)
-    assert from_yaml(to_yaml(found)) == found
+    assert from_yaml(configuration.to_yaml(found)) == found
 
 
 def test_the_published_profile_is_the_document_of_the_project_and_has_140_million_weights():
@@ -108,16 +99,13 @@ READ_ELSEWHERE = [
 @pytest.fixture(scope="module")
 def sequence(tmp_path_factory):
     """The first sequence that a configuration makes of a small library, as bytes."""
-    folder = library(tmp_path_factory.mktemp("library"))
-    graph = load_graph(folder)
-    documents = Documents(graph, folder)
-    tokenizer = train_tokenizer(documents.sources.values(), 1000)
-    encoded = EncodedDocuments(documents, tokenizer, roots=768, leaf_tokens=4, entity_tokens=20)
-    triples, relations = split_by_module(graph, seed=0).train, Relations(read_ontology())
-    return lambda of: {k: v.tobytes() for k, v in LeafyChains(triples, encoded, relations, of)[0].items()}
+    folder = str(library(tmp_path_factory.mktemp("library")))
+    corpus = load_corpus(load_graph(folder), folder, override(BASE, {"encoding.vocab_size": 1000}))
+    made_of = (corpus.splits.train, corpus.train.encoded, corpus.train.relations)
+    return lambda of: {name: field.tobytes() for name, field in LeafyChains(*made_of, of)[0].items()}
 
 
-def effects(of: Configuration) -> list:
+def effects(of: configuration.Configuration) -> list:
     """What the model, the stages and the recipe are made from."""
     return [
         of.graphmer_config(8192, 30).to_dict(),

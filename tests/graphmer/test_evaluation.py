@@ -71,23 +71,15 @@ def test_a_device_that_is_not_there_is_refused(corpus):
 
 
 def test_the_batch_is_micro_batch_by_accumulation_by_devices():
-    asked = override(
-        read_configuration("cpu"), {"training_data.micro_batch_size": 4, "run.gradient_accumulation_steps": 3}
-    )
-    assert asked.batch_size(2) == 24
-    on_chips = override(read_configuration("tpu_v5e_8"), {})
+    sizes = {"training_data.micro_batch_size": 4, "run.gradient_accumulation_steps": 3}
+    assert override(read_configuration("cpu"), sizes).batch_size(2) == 24
     with pytest.raises(ValueError, match=r"hardware.tpu_cores=8: the machine has 4"):
-        on_chips.batch_size(4)
+        read_configuration("tpu_v5e_8").batch_size(4)
 
 
 def test_keys_of_the_optimizer_reach_the_trainer(corpus, tmp_path):
-    changes = {
-        "optimizer.betas": [0.8, 0.9],
-        "optimizer.eps": 1e-6,
-        "optimizer.scheduler.name": "linear",
-        "run.seed": 5,
-        "run.deterministic": False,
-    }
+    changes = {"optimizer.betas": [0.8, 0.9], "optimizer.eps": 1e-6, "optimizer.scheduler.name": "linear"}
+    changes |= {"run.seed": 5, "run.deterministic": False}
     changes |= {"run.log_interval": 3, "run.eval_interval_steps": 2, "run.save_interval_steps": 4}
     asked = override(read_configuration("cpu"), SMALL | changes | {"optimizer.weight_decay": 0.3})
     model, machine = new_model(asked, corpus), runtime.detect(False, precision="fp32")

@@ -185,25 +185,17 @@ def test_what_the_sources_do_not_prove_is_not_known(tmp_path, files, user, expec
 
 
 def test_a_script_beside_a_package_of_its_name_is_read_and_never_imported(tmp_path):
-    files = {
-        "shop.py": "def f(): pass\nf()\n",
-        "shop/__init__.py": "def f(): pass\n",
-        "use.py": "import shop\nshop.f()\n",
+    files = {"shop.py": "def f(): pass\nf()\n", "shop/__init__.py": "def f(): pass\n"}
+    assert calls(tmp_path, files | {"use.py": "import shop\nshop.f()\n"}) == {
+        "shop.py": {"shop.py:f"},
+        "shop/__init__.py": set(),
+        "use.py": {"shop/__init__.py:f"},
     }
-    found = calls(tmp_path, files)
-    assert found == {"shop.py": {"shop.py:f"}, "shop/__init__.py": set(), "use.py": {"shop/__init__.py:f"}}
 
 
 def test_a_package_by_itself_has_the_names_that_imports_use(tmp_path):
-    write(
-        tmp_path,
-        {
-            "shop/__init__.py": "",
-            "shop/goods.py": "from shop.tills import pay\npay()\n",
-            "shop/tills.py": "def pay(): pass\n",
-        },
-    )
-    graph = load_graph(tmp_path / "shop")
+    files = {"__init__.py": "", "goods.py": "from shop.tills import pay\npay()\n", "tills.py": "def pay(): pass\n"}
+    graph = load_graph(write(tmp_path / "shop", files))
     assert ("shop.goods", "calls", "shop.tills.pay") in graph.triples
     assert graph.place(graph.entities["shop.tills.pay"]) == "tills.py:1"
 

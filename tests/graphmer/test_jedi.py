@@ -48,7 +48,7 @@ def compared() -> Counter:
     for head, relation, tail in load_graph("sample").triples:
         if relation in ("calls", "instantiates") and not tail.startswith("?"):
             known[head].add(tail)
-    found, differ = Counter(), []
+    found = Counter()
     for module in MODULES:
         path = LIBRARY / f"{module.replace('.', '/')}.py"
         script = jedi.Script(path=path)
@@ -61,11 +61,8 @@ def compared() -> Counter:
             if ours and theirs:
                 same = any(meant(one) == meant(other) for one in ours for other in theirs)
                 found["alike" if same else "otherwise"] += 1
-                if not same:
-                    differ.append((caller, sorted(ours), sorted(theirs)))
             elif ours or theirs:
                 found["ours alone" if ours else "jedi alone"] += 1
-    print(found, *differ, sep="\n")  # pytest shows it beside a failure
     return found
 
 
@@ -77,7 +74,3 @@ def test_what_both_answer_is_the_same(compared):
 def test_most_of_what_jedi_answers_is_in_the_graph(compared):
     """jedi infers the types of variables, which the resolver leaves open."""
     assert compared["alike"] / (compared["alike"] + compared["jedi alone"]) >= RECALL
-
-
-def test_the_resolver_answers_calls_that_jedi_leaves_open(compared):
-    assert compared["ours alone"] > 0.05 * compared["jedi alone"]

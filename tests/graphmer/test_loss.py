@@ -50,11 +50,6 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def slots(seen):
-    B, G, L = seen["batch"]["leaf_ids"].shape
-    return [(b, g, s) for b in range(B) for g in range(G) for s in range(L)]
-
-
 def flat(seen, name):
     return seen["batch"][name].flatten(0, 1).tolist()
 
@@ -64,21 +59,16 @@ def masked(seen) -> list[bool]:
 
 
 def test_mlm_is_the_mean_over_masked_roots(seen):
-    batch, losses = seen["batch"], []
-    for b, row in enumerate(batch["mlm_labels"].tolist()):
-        for m, label in enumerate(row):
-            if label != -100:
-                losses.append(-math.log(seen["root_probabilities"][b, batch["mlm_positions"][b, m], label]))
+    labels, places, found = seen["batch"]["mlm_labels"], seen["batch"]["mlm_positions"], seen["root_probabilities"]
+    asked = (labels != -100).nonzero().tolist()
+    losses = [-math.log(found[b, places[b, m], labels[b, m]]) for b, m in asked]
     assert float(seen["terms"]["mlm"]) == pytest.approx(mean(losses), rel=1e-5)
 
 
 def test_mnm_is_the_mean_over_labelled_slots(seen):
-    labels = seen["batch"]["mnm_labels"]
-    losses = [
-        -math.log(seen["leaf_probabilities"][b, g, s, labels[b, g, s]])
-        for b, g, s in slots(seen)
-        if labels[b, g, s] != -100
-    ]
+    labels, found = seen["batch"]["mnm_labels"], seen["leaf_probabilities"]
+    asked = (labels != -100).nonzero().tolist()
+    losses = [-math.log(found[b, g, s, labels[b, g, s]]) for b, g, s in asked]
     assert float(seen["terms"]["mnm"]) == pytest.approx(mean(losses), rel=1e-5)
 
 
@@ -180,45 +170,10 @@ def test_every_weight_of_a_profile_has_a_gradient_and_a_moment_of_its_optimizer(
     )
 
 
-@pytest.mark.parametrize("weight", ALL_TERMS)
-def test_a_weight_of_zero_skips_its_term_and_builds_nothing_for_it(weight):
-    without = {weight: 0.0} | ({"antisymmetry_weight": 0.0, "acyclicity_weight": 0.0} if weight[0] == "s" else {})
-    model = new_model(**without)
-    assert weight.removesuffix("_weight") not in model(**leafy_batch(B=4, G=6, seed=2)).terms
-    parts = {"triple_weight": "triple_head", "contrastive_weight": "query_head", "scoring_weight": "triple_scorer"}
-    assert weight not in parts or getattr(model, parts[weight]) is None
-
-
 def test_a_batch_with_nothing_to_learn_has_a_loss_of_zero_and_finite_gradients():
-    model, batch = new_model(), leafy_batch(B=2, leaves=0)
+    model, batch = new_model(), leafy_batch(leaves=0)  # its first row is padding alone
     batch["mlm_labels"][:] = -100
     output = model(**batch)
     assert float(output.loss.detach()) == 0
     output.loss.backward()
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in model.parameters())
-
-
-def test_other_copies_of_the_true_tail_and_known_tails_are_no_negatives():
-    draw = torch.Generator().manual_seed(0)
-    queries, tails = torch.nn.functional.normalize(torch.randn(2, 1, 4, 8, generator=draw), dim=-1)
-    nothing, everything = torch.zeros(1, 4, 4, dtype=torch.bool), torch.ones(1, 4, dtype=torch.bool)
-
-    def loss(entities, known=nothing):
-        among = (tails, None, None, torch.tensor([entities]), known, 0.1)
-        return float(encoder.contrastive_loss(queries, everything, *among))
-
-    assert loss([7, 7, 7, 7]) == 0
-    assert loss([1, 2, 3, 4], ~nothing) == 0
-    assert loss([1, 2, 3, 4]) > loss([1, 2, 1, 4]) > 0
-
-
-def test_queries_and_entities_are_unit_vectors_and_do_not_see_the_tail():
-    model, batch = new_model(), leafy_batch()
-    queries, entities = model.queries(model(**batch)), model.entities(batch["tail_text_ids"])
-    there = batch["leaf_segments"] > 0
-    ones = torch.ones(int(there.sum()), dtype=queries.dtype)
-    assert torch.allclose(queries[there].norm(dim=-1), ones, atol=1e-5)
-    assert torch.allclose(entities[there].norm(dim=-1), ones.to(entities.dtype), atol=1e-5)
-    assert not entities[~there].any()
-    changed = {**batch, "mnm_labels": batch["mnm_labels"].flip(0), "tail_text_ids": batch["tail_text_ids"].flip(0)}
-    assert torch.equal(model.queries(model(**changed)), queries)

@@ -14,7 +14,6 @@ from datasets import Dataset
 
 from helpers.graphmer.pairs import definitions, held_out_packages, in_batches, pairs
 from helpers.graphmer.search import Bm25, search, words
-from helpers.graphmer.search_training import freeze_lower_half, sentence_encoder
 from tests.harness import cpu_here, run
 
 from .batches import library
@@ -166,14 +165,6 @@ def test_functions_methods_and_classes_are_found_with_their_place(package, tmp_p
 
 
 # ---- the tuned encoder
-
-
-def test_only_the_upper_half_of_the_layers_is_trained():
-    model = sentence_encoder("sample", ["def read(file)", "write a file"] * 20)
-    count = freeze_lower_half(model)
-    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    assert all("layer.2." in name or "layer.3." in name for name in trained) and trained
-    assert count == sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
 
 
 RUN = """

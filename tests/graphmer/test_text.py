@@ -1,4 +1,4 @@
-"""Text of entities against what `ast` says of the same files, and a tokenizer that gives names the same tokens everywhere."""
+"""Text of entities against what `ast` says of the same files, and the tokenizer."""
 
 import ast
 
@@ -43,18 +43,6 @@ def test_the_text_of_a_definition_is_its_name_and_what_ast_says_of_its_lines(doc
     assert checked > 40
 
 
-def test_anchors_are_where_definitions_are_named(documents):
-    found = 0
-    for name, entity in documents.graph.entities.items():
-        text = documents.text(name)
-        for inner, start, end in documents.anchors(name, text):
-            named = documents.graph.entities[inner]
-            assert text[start:end] == named.name
-            assert entity.line <= named.line <= named.end_line <= entity.end_line
-            found += 1
-    assert found > 300
-
-
 def test_a_source_that_is_gone_or_changed_is_refused(folder, tmp_path):
     graph = load_graph(library(tmp_path))
     (tmp_path / "json/tool.py").write_text("# changed\n")
@@ -69,17 +57,6 @@ def test_decoding_gives_the_text_back_and_special_tokens_in_it_are_text(tokenize
     text = "def f(x):\n\treturn '[MASK] ünïcode' + readHTTPLine_2  # …\n"
     [found] = encodings(tokenizer, [text])
     assert tokenizer.decode(found.ids) == text and min(found.ids) > 2
-
-
-def test_a_name_has_the_same_tokens_wherever_it_is(tokenizer):
-    def inside(text: str, name: str) -> list[int]:
-        [found] = encodings(tokenizer, [text])
-        at = text.index(name)
-        return [one for one, (first, _) in zip(found.ids, found.offsets, strict=True) if at <= first < at + len(name)]
-
-    name = "JSONDecodeError"
-    places = [f"raise {name}(x)", f"json.decoder.{name}", name, f"except ({name}):"]
-    assert len({tuple(inside(text, name)) for text in places}) == 1
 
 
 def test_identifier_tokens_are_those_of_letters_digits_and_underscores(tokenizer):
