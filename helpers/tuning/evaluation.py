@@ -89,4 +89,6 @@ def verdict(runs: Runs) -> Verdict:
     half = float(t.ppf(0.975, len(pairs) - 1)) * statistics.stdev(differences) / math.sqrt(len(pairs))
     said = "not told apart from" if abs(mean) <= half else "better than" if mean > 0 else "WORSE than"
     why = f"Test F1 {mean:+.4f} ({mean - half:+.4f} to {mean + half:+.4f} over {len(pairs)} seeds): {said} the stock Trainer."
+    if mean < -half:
+        why += " A larger batch takes fewer steps over as many examples: batch_size sets it, and the other changes are tried alone."
     return Verdict(runs, mean >= -half, why)

@@ -163,7 +163,7 @@ def test_quality_is_that_of_paired_seeds_and_fewer_than_three_check_nothing():
     assert same.quality_kept and "-0.0033 (-0.0320 to +0.0254 over 3 seeds): not told apart" in same.why
     assert "better than" in verdict(runs((0.80, 0.85), (0.60, 0.66), (0.81, 0.86))).why
     worse = verdict(runs((0.80, 0.78), (0.60, 0.57), (0.40, 0.38)))  # seeds differ more than stock and tuned
-    assert worse.quality_kept is False and "WORSE" in worse.why
+    assert worse.quality_kept is False and "WORSE" in worse.why and "batch_size" in worse.why
     few = verdict(runs((0.8, 0.7), (0.8, 0.7)))
     assert few.quality_kept is None and few.why.startswith("Quality was not checked")
 
