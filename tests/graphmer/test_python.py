@@ -1,6 +1,7 @@
 """The graph of Python sources, against what Python itself says of the same code, and what it cannot say left open."""
 
 import importlib
+import inspect
 import os
 import subprocess
 import sys
@@ -292,6 +293,52 @@ def test_methods_resolve_in_a_diamond_as_python_resolves_them(tmp_path, monkeypa
     }
     assert tails(graph, "diamond.E.two", "calls") == {real(super(diamond.E, diamond.E()).two.__func__)}
     assert tails(graph, "diamond.E.one", "calls") == {real(super(diamond.D, diamond.E()).one.__func__)}
+
+
+INTROSPECTED = (  # modules of the standard library that import on every platform and stay as written
+    "argparse", "email.message", "logging.handlers", "unittest.case", "urllib.request", "zipfile",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("module", INTROSPECTED)
+def test_bases_of_real_classes_are_those_python_has(sample, module):
+    loaded = importlib.import_module(module)
+    classes = [
+        cls
+        for name, cls in vars(loaded).items()
+        if inspect.isclass(cls)
+        and cls.__module__ == module
+        and cls.__name__ == name
+        and name in sample_names(sample, module)
+    ]
+    assert classes
+    for cls in classes:
+        real = {f"{base.__module__}.{base.__qualname__}" for base in cls.__bases__} - {"builtins.object"}
+        real = {name.replace("collections.abc.", "_collections_abc.") for name in real}  # it renames itself
+        assert tails(sample, f"{module}.{cls.__name__}", "inherits_from") - {"builtins.object"} == real
+
+
+@pytest.mark.parametrize("module", INTROSPECTED)
+def test_parameters_of_real_functions_are_those_of_their_signature(sample, module):
+    loaded = importlib.import_module(module)
+    checked = 0
+    for owner in (loaded, *(cls for cls in vars(loaded).values() if inspect.isclass(cls) and cls.__module__ == module)):
+        for attribute in vars(owner).values():
+            function = inspect.unwrap(getattr(attribute, "__func__", attribute))
+            head = f"{module}.{getattr(function, '__qualname__', '')}"
+            if not inspect.isfunction(function) or "<locals>" in head or head not in sample.entities:
+                continue
+            if sample.entities[head].line in (function.__code__.co_firstlineno, 1 + function.__code__.co_firstlineno):
+                names = list(inspect.signature(function).parameters)
+                if inspect.isclass(owner) and not isinstance(attribute, staticmethod):
+                    del names[0]
+                assert {sample.entities[tail].name for tail in tails(sample, head, "has_parameter")} == set(names)
+                checked += 1
+    assert checked
+
+
+def sample_names(graph, module: str) -> set[str]:
+    return {graph.entities[tail].name for tail in tails(graph, module, "contains")}
 
 
 # ---- the standard library

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.graphmer.configuration import override, read_configuration
+from helpers.machine import xla
 from helpers.run import checkpoint
 from tests import harness
 from tests.graph_run import SMALL
@@ -67,3 +68,14 @@ def test_a_run_killed_after_the_length_changed_ends_with_identical_weights(kind,
     assert resumed["train"]["resumed_from_step"] == 8
     assert resumed["losses"] == reference["losses"]
     assert fingerprint(tmp_path, 12) == fingerprint(folder, 12)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+def test_eight_xla_devices_and_a_cpu_give_the_same_losses_in_fp32(sources, tmp_path):
+    still = {"model.dropout": 0.0, "model.relation_dropout": 0.0, "run.log_interval": 4}
+    ours, reference = (
+        result(run(tmp_path / kind, kind=kind, data=sources, changes=CURRICULUM | still)) for kind in ("xla", "cpu")
+    )
+    assert ours["losses"] == pytest.approx(reference["losses"], rel=1e-4)
+    assert ours["xla"]["host_syncs_per_step"] == 0
