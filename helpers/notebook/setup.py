@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 NEVER_MOVED = ("torch", "torch-xla")
-HELD_WHEN_INSTALLED = ("torch", "torchvision", "torchaudio", "torch_xla", "numpy")
-HELD_WHEN_LOADED = {"pyarrow": "pyarrow", "pandas": "pandas", "PIL": "pillow"}  # module: distribution
+HELD = ("torch", "torchvision", "torchaudio", "torch_xla", "numpy")
 PIP_TAIL_LINES = 15
 
 
@@ -44,7 +43,7 @@ def install(requirements: str) -> list[str]:
         return []
     print(f"installing {', '.join(map(str, missing))}")
     loaded = _loaded()
-    _run_pip([*map(str, missing)], _constraints())
+    _run_pip([*map(str, missing)], [f"{name}=={found}" for name in HELD if (found := version(name))])
     importlib.invalidate_caches()
     if moved := [f"{name} {before} to {version(name)}" for name, before in loaded.items() if version(name) != before]:
         raise RuntimeError(
@@ -88,11 +87,6 @@ def _missing(requirements: str) -> tuple[list["Requirement"], list[str]]:
         else:
             missing.append(requirement)
     return missing, complaints
-
-
-def _constraints() -> list[str]:
-    loaded = [distribution for module, distribution in HELD_WHEN_LOADED.items() if module in sys.modules]
-    return [f"{name}=={found}" for name in (*HELD_WHEN_INSTALLED, *loaded) if (found := version(name))]
 
 
 def _run_pip(specifiers: list[str], constraints: list[str]) -> None:
