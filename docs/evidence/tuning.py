@@ -1,64 +1,83 @@
 """What hardware tuning gave on a CPU, and the speed of the script that it carries away."""
 
-import math
-import statistics
+import re
 
 from build import ratio, result, spread
 from evidence import declarations
-from scipy.stats import t
 
 from helpers.show import tables
 from helpers.tuning.parameters import TuningParameters
 
-FILE, SCRIPT = "hardware_tuning_cpu.json", "tuned_script_cpu.json"
+OVER = "all that was kept, over the stock Trainer"  # the last entry of a ladder that kept something
+FILE, OWN, SCRIPT = "hardware_tuning_cpu.json", "tuning_own_csv.json", "tuned_script_cpu.json"
+FORMER = "hardware_tuning_bf16_cpu.json"  # by the ladder before the present one
 
 
 def optimisations() -> str:
     """One at a time, on top of what was kept."""
     found = result(FILE)
-    tried = [each for each in found["optimisations"] if each["gains"] or each["name"] == "loader workers"]
-    rows = [{"on top of what was kept": each["name"], "": each["verdict"]} for each in tried]
-    over, data, asked = found["over_start"], found["data"], found["parameters"]
-    rows.append({"on top of what was kept": "**tuned over the stock start, timed again**", "": f"**{_ratio(over)}**"})
+    data, asked = found["data"], found["parameters"]
     return (
         f"MiniLM ({found['model']['trainable']:,} weights) on {data['train_examples']:,} of banking77's questions with {data['labels']} "
         f"labels, at most {asked['max_length']} tokens, from a stock `Trainer`; {found['clock']} of one thread on a busy "
-        f"{found['runtime']['device_name']} with bf16 instructions, {asked['repetitions']} turns, 95 % intervals. "
-        f"Start: {found['start']['verdict']}. Measured at commit {found['code']['commit'][:7]}, whose ladder timed the same trainer in the "
-        f"same pairs and judged them with a noise model in the place of the present rule.\n\n{tables.markdown(rows)}"
+        f"{found['runtime']['device_name']} without bf16 instructions. A ratio is the median of its pairs, with the interval of the "
+        f"sign test.\n\n{_ladder(found)}"
     )
 
 
-def _ratio(over: dict) -> str:
-    return f"{over['value']:.2f} x ({over['low']:.2f} to {over['high']:.2f})"
+def with_bf16() -> str:
+    """Another CPU, which multiplies bf16."""
+    found = result(FORMER)
+    over, kept = found["over_start"], [each for each in found["optimisations"] if each["verdict"].startswith("kept")]
+    said = ", ".join(f"{each['name']} {each['verdict'].removeprefix('kept: ').partition(',')[0]}" for each in kept)
+    return (
+        f"On a CPU with bf16 instructions the ladder before the present one (commit {found['code']['commit'][:7]}) kept {said}; together "
+        f"{over['value']:.2f} times ({over['low']:.2f} to {over['high']:.2f}) the stock `Trainer` in {found['clock']}."
+    )
+
+
+def _ladder(found: dict) -> str:
+    return tables.markdown([{"on top of what was kept": each["name"], "": each["verdict"]} for each in found["ladder"]])
 
 
 def whole_runs() -> str:
-    """Start, all that was kept, and what was chosen where that is something else, over seeds."""
+    """The stock Trainer and what was kept, over seeds."""
     found = result(FILE)
-    runs = list(found["comparison"].values())
-    names = {found["chosen"]: f"chosen: {found['chosen']}"} | {"tuned": "tuned: all that was kept"}
+    pairs, asked = _pairs(found), found["parameters"]
     rows = [
         {
-            "": "stock start",
-            "times as fast": "1",
-            "test F1": spread([run["start"]["f1"] for run in _both(runs, "start")]),
+            "": name,
+            "training, seconds": spread([pair[side]["training_seconds"] for pair in pairs], 0),
+            "test F1": spread([pair[side]["f1"] for pair in pairs]),
         }
+        for name, side in (("stock `Trainer`", "stock"), ("what was kept", "tuned"))
     ]
-    for name, shown in names.items():
-        both = _both(runs, name)
-        rows.append(
-            {
-                "": shown,
-                "times as fast": spread(_speed_ups(both, name), 1),
-                "test F1": spread([run[name]["f1"] for run in both]),
-                "test F1 against the start": _quality(both, name),
-            }
-        )
-    steps = found["parameters"]["max_steps"]
+    rows += [
+        {"": f"{name}, first seed", "test F1": f"{scores['f1']:.3f}"}
+        for name, scores in found["eval"]["baselines"].items()
+    ]
     return (
-        f"{len(_both(runs, 'tuned'))} pairs of runs over as many examples as {steps} steps of 8, one pair for each seed; mean ± sample standard "
-        f"deviation. After so few steps the model is half trained, and with so few seeds the interval is wide:\n\n{tables.markdown(rows)}"
+        f"{len(pairs)} pairs of runs over as many examples as {asked['max_steps']} steps of 8, a pair a seed; mean ± sample standard "
+        f"deviation. So few steps leave the model half trained, and so few seeds the interval wide. {found['verdict']['why']}\n\n"
+        f"{tables.markdown(rows)}"
+    )
+
+
+def _pairs(found: dict) -> list[dict]:
+    return [pair for pair in found["verdict"]["runs"].values() if len(pair) == 2]
+
+
+def own_csv() -> str:
+    """A small file of one's own, with little time. notebook_seconds: of `helpers.batch`'s results.csv, added to the results."""
+    found = result(OWN)
+    data = found["data"]
+    rows = data["train_examples"] + data["eval_examples"] + data["test_examples"]
+    ours, words = found["eval"]["after"]["f1"], found["eval"]["baselines"]["a linear model on words"]["f1"]
+    return (
+        f"A CSV of {rows} short messages with {data['labels']} labels, MiniLM, `tuning_minutes={found['parameters']['tuning_minutes']:g}`, on one "
+        f"thread of a machine that others kept busy: the whole notebook, from its first cell to its last, ended after "
+        f"{tables.seconds(found['notebook_seconds'])}. {found['verdict']['why']} Test F1 on its {data['test_examples']} test messages is {ours:.3f}, and "
+        f"{words:.3f} for a linear model on words.\n\n{_ladder(found)}"
     )
 
 
@@ -84,39 +103,18 @@ def script() -> str:
 def headline() -> str:
     """In a few words, for README.md."""
     found = result(FILE)
-    chosen, runs = found["chosen"], _both(found["comparison"].values(), found["chosen"])
-    ours, start = (spread([run[name]["f1"] for run in runs]) for name in (chosen, "start"))
-    settings = found["settings"]["chosen"]
-    over = found["over_start"]  # of all that was kept
-    faster = f"{spread(_speed_ups(runs, chosen), 1)} times as fast"
-    if over and chosen == "tuned":
-        faster = f"{over['value']:.1f} times as fast ({over['low']:.1f} to {over['high']:.1f})"
-    return (
-        f"MiniLM on banking77 trains **{faster}** on one CPU thread with bf16 instructions as with a stock `Trainer` "
-        f"({found['clock']}, 95 % interval; {settings['precision']}, {settings['padding']} batches of {settings['batch_size']}). After a "
-        f"short training its test F1 is {ours} against {start}: {_quality(runs, chosen)}"
+    lines = ", ".join(
+        f"`{name}={value!r}`" for each in found["ladder"] if each["kept"] for name, value in each["change"].items()
     )
-
-
-def _both(runs, name: str) -> list[dict]:
-    """Seeds with a run of these settings and of the start."""
-    return [run for run in runs if name in run and "start" in run]
-
-
-def _speed_ups(runs: list[dict], name: str) -> list[float]:
-    """Times as fast as the start of the same seed."""
-    return [run["start"]["training_seconds"] / run[name]["training_seconds"] for run in runs]
-
-
-def _quality(runs: list[dict], name: str) -> str:
-    """The mean difference from the start of the same seed with its interval over seeds, and what that says."""
-    differences = [run[name]["f1"] - run["start"]["f1"] for run in runs]
-    mean = statistics.fmean(differences)
-    if len(differences) < 3:
-        return f"{mean:+.3f}, not checked ({len(differences)} seed{'s' * (len(differences) > 1)})"
-    half = float(t.ppf(0.975, len(differences) - 1)) * statistics.stdev(differences) / math.sqrt(len(differences))
-    said = "not told apart" if abs(mean) <= half else "better" if mean > 0 else "**worse**"
-    return f"{said}, {mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+    if not lines:
+        return f"MiniLM on banking77: no change was faster than a stock `Trainer` on one CPU thread ({found['clock']})."
+    over = next(each["verdict"] for each in found["ladder"] if each["name"] == OVER)
+    words = found["eval"]["baselines"]["a linear model on words"]["f1"]
+    middle, low, high = re.search(r"([\d.]+) x \(([\d.]+) to ([\d.]+),", over).groups()
+    return (
+        f"MiniLM on banking77 trains **{middle} times as fast ({low} to {high})** on one CPU thread as with a stock `Trainer` "
+        f"({found['clock']}; {lines}). {found['verdict']['why']} After so few steps both stay below a linear model on words (F1 {words:.3f})."
+    )
 
 
 def parameters() -> str:
