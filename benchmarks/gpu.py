@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from report import argument_parser, machine, parsed, write  # noqa: E402
 
-from helpers.run import run_folder  # noqa: E402
+from helpers.run import provenance  # noqa: E402
 
 STEPS = 30  # of a run; enough for a steady rate after the first
 PART_MINUTES = 8  # that one part may take
@@ -216,7 +216,7 @@ def parts(given) -> Iterator[tuple[str, dict]]:
             found = {"status": "failed", "reason": f"{type(error).__name__}: {error}"[-1500:]}
         yield (
             name,
-            found | {"seconds": round(time.monotonic() - began, 1), "code": run_folder.code()["payload_sha256"][:12]},
+            found | {"seconds": round(time.monotonic() - began, 1), "code": provenance.code()["payload_sha256"][:12]},
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from helpers.machine.hardware import cpu_name
-from helpers.run import run_folder
+from helpers.run import provenance
 
 # Huge pages for torch on a CPU, as in the notebooks (helpers/machine/runtime.py); torch reads it when it is loaded.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -57,7 +57,7 @@ def machine(device: str, packages: Sequence[str] = ()) -> dict:
         found["device"] = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
         found["threads"] = torch.get_num_threads()
         found |= {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "THP_MEM_ALLOC_ENABLE")}
-    versions = {name: run_folder.version(name) for name in packages}
+    versions = {name: provenance.version(name) for name in packages}
     return found | {"load_average_before": load_average(), "python": platform.python_version(), **versions}
 
 
@@ -70,8 +70,8 @@ def write(output: Path, machine: dict, **parts) -> None:
     """`machine`, with how busy it is now, code and versions, and the parts, as JSON; what was there is replaced at once."""
     report = {
         "machine": machine | {"load_average_after": load_average()},
-        "code": run_folder.code(),
-        "versions": run_folder.versions(),
+        "code": provenance.code(),
+        "versions": provenance.versions(),
         **parts,
     }
     output.parent.mkdir(parents=True, exist_ok=True)

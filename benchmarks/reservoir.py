@@ -48,7 +48,7 @@ from helpers.reservoir.model import (
     begin_at_codes,
     recall,
 )
-from helpers.run import run_folder
+from helpers.run import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "docs/results/reservoir_cpu.json"
@@ -390,7 +390,7 @@ def spend(run: Run, texts: Texts, width: int) -> dict:
         "last_loss": loss,
         "prepared_seconds": round(prepared, 1),
         "spent_seconds": round(spent, 1),
-        "commit": run_folder.code()["commit"],
+        "commit": provenance.code()["commit"],
     }
 
 

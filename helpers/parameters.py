@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 SAMPLE, UPLOAD = "sample", "upload"
 DATA_SUFFIXES = (".txt", ".parquet", ".jsonl", ".json", ".csv", ".tsv")
 LARGEST = 10**9  # an int without a `high`
+LENGTH = ("max_steps", "patience")  # may change when a run is resumed
 MAIN, MACHINE = "Main", "Machine and logging"
 
 # huggingface_hub.utils._validators.REPO_ID_REGEX, with its separate ban on "--" and ".." folded in.
@@ -125,7 +126,7 @@ class Parameters(BaseModel):
 
     data_source: Source = parameter(SAMPLE, "Hub data set, path to your own data, or 'sample', which needs no network.")
     output_dir: str = parameter("outputs/run", "Folder for checkpoints, results and the trained model.", identity=False)
-    max_steps: int = parameter(0, "Optimizer steps; 0 takes the number of the recipe.", low=0, identity=False)
+    max_steps: int = parameter(0, "Optimizer steps; 0 takes the number of the recipe.", low=0)
     batch_size: int = parameter(
         0, "Examples in one optimizer step, over all devices; 0 takes the planned number.", low=0
     )
@@ -199,7 +200,7 @@ def check(cls: type[P], namespace: Mapping[str, Any]) -> P:
 def identity(params: Parameters) -> dict[str, bool | int | float | str]:
     """The parameters that define a run: all but its length, its folder and how it is watched."""
     fields = type(params).model_fields.items()
-    return {name: getattr(params, name) for name, field in fields if extra(field)["identity"]}
+    return {name: getattr(params, name) for name, field in fields if extra(field)["identity"] and name not in LENGTH}
 
 
 def extra(field: FieldInfo) -> Mapping[str, Any]:

@@ -38,7 +38,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from helpers.run import checkpoint, run_folder  # noqa: E402
+from helpers.run import checkpoint, provenance  # noqa: E402
 from tests.batch import notebook  # noqa: E402
 
 RESULTS = ROOT / "docs/results/faults.json"
@@ -401,7 +401,7 @@ def ending(output: Path) -> dict:
 def reference(place: type[Script], kind: str) -> dict:
     """The end of an undisturbed run, made once for each version of the helpers and kept in a temporary folder."""
     place = place if place is OneOfTwo else Script
-    known = Path(tempfile.gettempdir()) / f"fault-reference-{run_folder.payload()[:12]}-{kind}-{place.__name__}"
+    known = Path(tempfile.gettempdir()) / f"fault-reference-{provenance.payload()[:12]}-{kind}-{place.__name__}"
     if not (known / "whole").exists():
         shutil.rmtree(known, ignore_errors=True)
         finish(place, known, kind)
@@ -444,12 +444,12 @@ def main() -> int:
     chosen = [name for name in every if any(fnmatch.fnmatch(name, pattern) for pattern in options.only)]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # or a run would inherit that nohup ignores it
     found = json.loads(RESULTS.read_text())["cells"] if RESULTS.exists() else {}
-    code = run_folder.code()
+    code = provenance.code()
     for name in chosen:
         if options.again or found.get(name, {}).get("outcome") != "identical":
             found[name] = every[name]._asdict() | run(every[name]) | {"payload": code["payload_sha256"][:12]}
             kept = {each: found[each] for each in every if each in found}
-            written = {"schema": 2, "code": code, "versions": run_folder.versions(), "cells": kept}
+            written = {"schema": 2, "code": code, "versions": provenance.versions(), "cells": kept}
             RESULTS.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
             print(f"{found[name]['outcome']:<10}{name}  {found[name]['said'][:100]}", flush=True)
     bad = [name for name in chosen if found[name]["outcome"] != "identical"]

@@ -1,6 +1,7 @@
 """helpers.train.interruption: signals, a loss that is no number, memory that does not suffice."""
 
 import math
+import random
 import signal
 import time
 
@@ -14,6 +15,7 @@ from helpers.train.interruption import (
     Stops,
     all_finite,
     is_out_of_memory,
+    smaller_micro_batch,
 )
 
 pytestmark = pytest.mark.once
@@ -127,3 +129,18 @@ def test_a_real_failure_of_the_cpu_allocator_is_out_of_memory():
 )
 def test_what_devices_say_when_memory_runs_out_is_told_from_other_errors(error, expected):
     assert is_out_of_memory(error) == expected
+
+
+def test_a_smaller_micro_batch_keeps_the_product_and_at_least_halves():
+    chance = random.Random(0)
+    for _ in range(500):
+        devices, accumulation = chance.choice([1, 2, 4, 8]), chance.randint(1, 24)
+        micro = devices * chance.randint(1, 96)
+        found = smaller_micro_batch(micro, accumulation, devices)
+        # Independent search: every split of the effective batch, the largest allowed one first.
+        splits = [
+            (size, micro * accumulation // size)
+            for size in range(1, micro * accumulation + 1)
+            if micro * accumulation % size == 0 and size % devices == 0 and 2 * size <= micro
+        ]
+        assert found == (max(splits) if splits else None)

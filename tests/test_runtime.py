@@ -55,19 +55,20 @@ def detect(*calls: tuple, imported: tuple[str, ...] = (), **environment: str) ->
 
 @pytest.fixture(scope="module")
 def without_tpu():
-    """A TPU wished where there is none."""
-    return detect((True,))
+    """A TPU wished twice where there is none."""
+    return detect((True,), (True,))
 
 
 @pytest.fixture(scope="module")
 def on_cpu():
-    return detect((False,), (False, "fp16"), (False, "bf16"))["answers"]
+    return detect((False,), (False, "fp16"), (False, "bf16"), (False, "fp8"))["answers"]
 
 
 @pytest.fixture(scope="module")
 def rehearsal():
     """The TPU's graphs on eight virtual CPU devices."""
-    return detect((True,), PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8", XLA_USE_BF16="0")
+    calls = (True,), (True, "fp16"), (True,)
+    return detect(*calls, PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8", XLA_USE_BF16="0")
 
 
 # -- precision --

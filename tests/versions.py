@@ -20,8 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from helpers.notebook.setup import HELD  # noqa: E402
-from helpers.run import run_folder  # noqa: E402
+from helpers.notebook.setup import HELD_WHEN_INSTALLED  # noqa: E402
+from helpers.run import provenance  # noqa: E402
 
 ENVIRONMENTS = ROOT / ".versions"
 RESULTS = ROOT / "docs/results/versions.json"
@@ -72,7 +72,7 @@ def resolved(which: str, file: Path, resolution: str, installed: Sequence[str], 
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join(installed) + "\n", encoding="utf-8")  # uv keeps what the file that it writes has
-    held = [pin for pin in installed if pin.split("==")[0].replace("-", "_") in HELD]
+    held = [pin for pin in installed if pin.split("==")[0].replace("-", "_") in HELD_WHEN_INSTALLED]
     constraints = file.with_suffix(".held")
     constraints.write_text("\n".join(held) + "\n", encoding="utf-8")
     uv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-annotate", "--no-header", *options]
@@ -140,7 +140,7 @@ def main() -> int:
     parser.add_argument("sets", nargs="*", choices=[*SETS, IMAGES, []], help=", ".join([*SETS, IMAGES]))
     chosen = parser.parse_args().sets or [*SETS, IMAGES]
     kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"sets": {}}
-    about = {"code": run_folder.code(), "versions": run_folder.versions()}
+    about = {"code": provenance.code(), "versions": provenance.versions()}
     for name in chosen:
         if name == IMAGES:
             kept[IMAGES] = {which: [moved_on(which, python) for python in PYTHONS] for which in COLAB}

@@ -4,7 +4,7 @@ import importlib
 
 from build import result
 
-from helpers.parameters import extra
+from helpers.parameters import LENGTH, extra
 from helpers.show import tables
 from tests.faults import cells
 
@@ -68,6 +68,6 @@ def changeable() -> str:
         module = importlib.import_module(f"helpers.{model}.parameters")
         (cls,) = (each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__
                   and hasattr(each, "model_fields"))  # fmt: skip
-        free = [field for field, info in cls.model_fields.items() if not extra(info)["identity"]]
+        free = [field for field, info in cls.model_fields.items() if field in LENGTH or not extra(info)["identity"]]
         rows.append({"notebook": name, "may change": ", ".join(f"`{field}`" for field in free)})
     return tables.markdown(rows)

@@ -66,7 +66,8 @@ def execute(each: Run, asked: Callable[[], int], environment: Mapping[str, str] 
     logger.info("%s starts", each.name)
     each.executed.parent.mkdir(parents=True, exist_ok=True)
     if each.executed.exists():  # unfinished: its traceback is evidence
-        each.executed.rename(each.executed.with_suffix(".before.ipynb"))
+        attempts = [*each.executed.parent.glob("*.attempt*.ipynb")]
+        each.executed.rename(each.executed.with_suffix(f".attempt{len(attempts) + 1}.ipynb"))
     error, results, began = "", {}, time.monotonic()
     paths = literal_path(each.notebook), literal_path(each.executed)
     options = {"kernel_name": "python3", "progress_bar": False, "log_output": True, "start_timeout": START}
@@ -182,9 +183,9 @@ def shares(jobs: int) -> list[dict[str, str]]:
         return [{}]
     import torch
 
-    count = torch.cuda.device_count()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
-    gpus = visible.split(",")[:count]
+    gpus = [str(number) for number in range(torch.cuda.device_count())]
+    if visible := [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]:
+        gpus = visible[: len(gpus)]
     if gpus and jobs > len(gpus):
         raise ValueError(
             f"jobs={jobs}, but there are {len(gpus)} GPU(s), and runs on one GPU would share its memory: give at most "

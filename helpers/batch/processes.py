@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,12 @@ KERNEL, METHODS = "HELPERS_KERNEL", "HELPERS_METHODS"
 def call(function: str, parameters: Mapping[str, str], processes: int) -> None:
     """Calls `package.module:function` in several processes and prints what the first of them prints.
 
-    For a notebook's kernel: torchrun starts them, with the method that this process uses.
+    For a notebook's kernel: torchrun starts them, with the GPUs that this process saw at first and the method that it uses.
 
-    Raises RuntimeError if a process fails; what is printed ends with torchrun's account of the first one to fail.
+    Raises RuntimeError if a process fails, with what the first one to fail said.
     """
+    from helpers.machine import runtime
+
     tracking.say(f"training in {processes} processes")
     given = [text for name, value in parameters.items() for text in ("-p", name, value)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
@@ -57,16 +60,22 @@ def call(function: str, parameters: Mapping[str, str], processes: int) -> None:
         "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH")))),
         "PYTHONUNBUFFERED": "1",
     }
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    if (visible := runtime.gpus()[1]) is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = visible
+    failures = []
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
     with subprocess.Popen([*torchrun, "-m", __name__, function, *given], env=environment, **pipes) as launcher:
         try:
             for line in launcher.stdout:
                 tracking.say(line.rstrip("\n"))
+                failures += [line.strip()] if line.startswith("process ") and " failed: " in line else []
         except BaseException:  # no process outlives an interrupted cell
             launcher.terminate()  # which ends its workers too
             raise
     if launcher.returncode:
-        raise RuntimeError(f"training in {processes} processes failed: the last lines above say which one, and why")
+        failure = failures[0] if failures else "a process was killed; the lines above say which"
+        raise RuntimeError(f"training in {processes} processes failed: {failure}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,6 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         values = _values(options.target, options.parameters)
+        if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+            raise ValueError(
+                "accelerate's configuration asks for FSDP, but cells save whole models: set it to MULTI_GPU"
+            )
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     os.environ.setdefault("MPLBACKEND", "Agg")
@@ -85,11 +98,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if ranks.count() == 1:
         _run(options.target, values)
         return 0
-    # The parameters of the notebook decide, not accelerate's configuration file. Cells save whole models: no FSDP.
-    wishes = {"MIXED_PRECISION": "no", "DYNAMO_BACKEND": "no", "USE_FSDP": "false"}
-    os.environ |= {"USE_TORCH_XLA": "0"} | {f"ACCELERATE_{name}": value for name, value in wishes.items()}
+    # The parameters of the notebook decide, not accelerate's configuration file.
+    os.environ |= {"USE_TORCH_XLA": "0", "ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "no"}
     threading.Thread(target=_end_with_the_launcher, daemon=True).start()
-    _take_part(options.target, values)
+    try:
+        _take_part(options.target, values)
+    except Exception as error:
+        traceback.print_exc()
+        print(f"process {ranks.rank()} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 1
     return 0
 
 
@@ -171,6 +188,4 @@ def _end_with_the_launcher() -> None:
 
 
 if __name__ == "__main__":
-    from torch.distributed.elastic.multiprocessing.errors import record
-
-    sys.exit(record(main)())  # tells the launcher what was raised
+    sys.exit(main())

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import itertools
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -84,10 +85,17 @@ class Engine:
     def reset_peak(self) -> None: ...
 
     def peak_memory(self) -> int | None:
-        """Peak memory in bytes: of this process on a CPU, of the device elsewhere; None where Linux or the driver does not say."""
+        """Peak memory in bytes: of this process on a CPU, of the device elsewhere; None if unknown."""
+        if sys.platform == "win32":
+            import psutil
+
+            return psutil.Process().memory_info().peak_wset
         status = Path("/proc/self/status")
-        found = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
-        return found and 1024 * int(found[1])
+        if status.exists() and (found := re.search(r"VmHWM:\s+(\d+)", status.read_text())):
+            return 1024 * int(found[1])
+        import resource  # may include the peak of the parent process
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 class CudaEngine(Engine):

@@ -104,11 +104,15 @@ def abilities(kind: str, name: str, compute_capability: tuple[int, int] | None) 
 
 
 def refuse_without_kernels(name: str, compute_capability: tuple[int, int], built_for: Sequence[str]) -> None:
-    """Raises RuntimeError if this GPU is older than all architectures that torch was built for."""
-    number = "{}{}".format(*compute_capability)
-    if int(number) < min(map(int, re.findall(r"(?:sm|compute)_(\d+)", " ".join(built_for))), default=0):
+    """Raises RuntimeError if a torch that was built for the architectures `built_for` has no kernels for this GPU."""
+    major, minor = compute_capability
+    built = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(built_for))
+    numbers = [(kind, int(generation), int(least)) for kind, generation, least in built]
+    ready = any(kind == "sm" and generation == major and least <= minor for kind, generation, least in numbers)
+    from_ptx = any(kind == "compute" and (generation, least) <= (major, minor) for kind, generation, least in numbers)
+    if built and not ready and not from_ptx:
         raise RuntimeError(
-            f"{name} (sm_{number}): the installed torch was built for {', '.join(built_for)} and has no kernels for it. "
+            f"{name} (sm_{major}{minor}): the installed torch was built for {', '.join(built_for)} and has no kernels for it. "
             "Choose another accelerator (on Kaggle GPU T4 x2 instead of P100), or install a torch for older GPUs: "
             "pip install torch --index-url https://download.pytorch.org/whl/cu126"
         )
@@ -156,6 +160,8 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
             imported for the other kind of device in this kernel.
         ValueError: a precision that the device cannot train in, more processes than GPUs, or several processes on a TPU.
     """
+    if precision not in ("auto", "fp32", "bf16", "fp16"):
+        raise ValueError(f"precision={precision!r}: give 'auto', 'fp32', 'bf16' or 'fp16'")
     kind, reason = _tpu() if use_tpu else ("", "use_tpu=False")
     if use_tpu and not kind:
         warnings.warn(
@@ -179,7 +185,8 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
         # language model's step on two cores took 1.5 times as long.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         count = _processes(num_processes)
-        reason += f"; {count} processes share a batch" if count > 1 else ""
+        if count > 1:
+            reason += f"; {count} processes share a batch"
         kind, name, memory, capability, why = _gpu_or_cpu()
         reason += f"; {why}"
     chosen, why = choose_precision(kind, name, capability, precision)
@@ -202,11 +209,12 @@ def _gpu_or_cpu() -> tuple[str, str, int, tuple[int, int] | None, str]:
 
     if not torch.cuda.is_available():
         return "cpu", hardware.cpu_name(), psutil.virtual_memory().total, None, "torch sees no GPU"
+    note = _pin_to_one_gpu(torch)
     name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
     refuse_without_kernels(name, capability, torch.cuda.get_arch_list())
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic products; read at the first one
     memory = torch.cuda.get_device_properties(0).total_memory
-    return "cuda", name, memory, capability, f"torch sees {torch.cuda.device_count()} GPU(s)"
+    return "cuda", name, memory, capability, f"torch sees a GPU{note}"
 
 
 def _tpu() -> tuple[str, str]:
@@ -251,15 +259,31 @@ def _announce_to_huggingface(use_xla: bool) -> None:
     silence_chatter()
 
 
-def _processes(wanted: int) -> int:
+@functools.cache  # before `_pin_to_one_gpu`
+def gpus() -> tuple[int, str | None]:
+    """How many GPUs this process saw at first, and CUDA_VISIBLE_DEVICES at that time."""
     import torch
 
-    found = torch.cuda.device_count()
+    return torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def _processes(wanted: int) -> int:
+    found, _ = gpus()
     if ranks.count() > 1:
         return ranks.count()
     if found and wanted > found:
         raise ValueError(f"num_processes={wanted}: torch sees {found} GPU(s), and each needs its own; set it to 0")
     return wanted or max(1, found)
+
+
+def _pin_to_one_gpu(torch) -> str:
+    """Makes only one GPU visible unless a launcher started this process; returns a note about it."""
+    count = torch.cuda.device_count()
+    if count > 1 and "LOCAL_RANK" not in os.environ and not torch.cuda.is_initialized():
+        # Trainer would wrap the model in DataParallel, which is slower than one GPU and which TRL refuses.
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        return f"; using 1 of {count} (torchrun uses all: docs/several-processes.md)"
+    return ""
 
 
 # First words of warnings that a user of a notebook can do nothing about; all others stay.

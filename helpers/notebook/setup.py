@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 NEVER_MOVED = ("torch", "torch-xla")
-HELD = ("torch", "torchvision", "torchaudio", "torch_xla", "numpy")
+HELD_WHEN_INSTALLED = ("torch", "torchvision", "torchaudio", "torch_xla", "numpy")
+HELD_WHEN_LOADED = {"pyarrow": "pyarrow", "pandas": "pandas", "PIL": "pillow"}  # module: distribution
 PIP_TAIL_LINES = 15
 
 
@@ -43,7 +44,7 @@ def install(requirements: str) -> list[str]:
         return []
     print(f"installing {', '.join(map(str, missing))}")
     loaded = _loaded()
-    _run_pip([*map(str, missing)], [f"{name}=={found}" for name in HELD if (found := version(name))])
+    _run_pip([*map(str, missing)], _constraints())
     importlib.invalidate_caches()
     if moved := [f"{name} {before} to {version(name)}" for name, before in loaded.items() if version(name) != before]:
         raise RuntimeError(
@@ -87,6 +88,11 @@ def _missing(requirements: str) -> tuple[list["Requirement"], list[str]]:
         else:
             missing.append(requirement)
     return missing, complaints
+
+
+def _constraints() -> list[str]:
+    loaded = [distribution for module, distribution in HELD_WHEN_LOADED.items() if module in sys.modules]
+    return [f"{name}=={found}" for name in (*HELD_WHEN_INSTALLED, *loaded) if (found := version(name))]
 
 
 def _run_pip(specifiers: list[str], constraints: list[str]) -> None:

@@ -59,8 +59,9 @@ def own(output_dir: Path | str) -> None:
         lease.acquire(timeout=3)  # seconds: enough for an owner that is known to be dead, also on a busy machine
     except Timeout:
         owner = lease.owner
+        here = owner and owner.hostname == _this_host()
         who = f"process {owner.pid} on {owner.hostname}" if owner else "another process"
-        if (owner and owner.hostname == _this_host()) or not _outwait(lease, path, who):
+        if here or not _outwait(lease, path, who):
             raise FolderTaken(
                 f"output_dir={str(path)!r} is in use by {who}; nothing was touched. Stop that run, or restart the kernel that it "
                 f"is in; or set output_dir to a new folder. A dead owner is replaced after {SILENCE:.0f} s."
@@ -76,12 +77,20 @@ def _outwait(lease: SoftFileLease, path: Path, who: str) -> bool:
     with contextlib.suppress(FileNotFoundError):
         if not lock.stat().st_size:
             lock.unlink()  # whoever made it died before it wrote its name
+    seen = _heartbeat(lock)
     try:
-        lease.acquire(timeout=SILENCE + HEARTBEAT)
+        lease.acquire(timeout=SILENCE + 10, cancel_check=lambda: _heartbeat(lock) not in (seen, None))
     except Timeout:
         return False
     tracking.say(f"{who} is silent: this process goes on with its run")
     return True
+
+
+def _heartbeat(lock: Path) -> int | None:
+    """When the owner gave its last sign of life; None if it gave the folder up, or the disk does not answer."""
+    with contextlib.suppress(OSError):
+        return lock.stat().st_mtime_ns
+    return None
 
 
 def check(output_dir: Path | str) -> None:

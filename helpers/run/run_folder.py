@@ -1,20 +1,15 @@
 """The folder of one run, which no other run overwrites.
 
 `run.json` holds what defines the run: its notebook, parameters, data and the digest of its method's file; another run is
-refused. `sessions.json` records the machine and the code of each part of the run, `results.json` which code and which libraries
-produced a result.
+refused. `sessions.json` records the machine and the code of each part of the run.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import hashlib
 import json
 import os
-import platform
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,18 +20,16 @@ import pydantic_core
 import helpers
 from helpers.machine.runtime import Runtime
 from helpers.notebook import method
-from helpers.notebook.setup import version
 from helpers.parameters import Parameters, expanded, identity
 from helpers.show import tracking
 
-from . import checkpoint, folder_lock
+from . import checkpoint, folder_lock, provenance
 
 RUN_FILE = "run.json"
 RESULTS_FILE = "results.json"
 SESSIONS_FILE = "sessions.json"
-LIBRARIES = ("torch", "torch_xla", "transformers", "accelerate", "trl", "peft", "sentence-transformers", "datasets")
 # If one of these differs, a resumed run is not bit for bit the same.
-COMPARED = ("kind", "device", "devices", "precision", "payload", *LIBRARIES)
+COMPARED = ("kind", "device", "devices", "precision", "payload", *provenance.LIBRARIES)
 METHOD_FOLDER = "method"
 RESULTS_SCHEMA = 2
 
@@ -89,7 +82,7 @@ class RunFolder:
         said = f"{self.method.name} is trained as it was shown"
         if ours != known:
             before, self.path = self.path, self.path.with_name(f"{self.path.name}-edited-{ours[:8]}")
-            folder_lock.release(before)
+            _leave(before)
             said = f"{self.method.name} was edited: this run trains your version, in a folder of its own, {self.path}"
         run = {"notebook": self.notebook, "parameters": identity(self.params), "method": {module: ours}}
         _take(self.path, run, self.params)
@@ -132,8 +125,8 @@ class RunFolder:
             "notebook": self.notebook,
             "seed": self.params.seed,
             "parameters": self.params.model_dump(),
-            "code": code() | ({"method": self.trained_method} if self.trained_method else {}),
-            "versions": versions(),
+            "code": provenance.code() | ({"method": self.trained_method} if self.trained_method else {}),
+            "versions": provenance.versions(),
             "sessions": sessions(self.path),
             "runtime": runtime.results(),
             **parts,
@@ -189,6 +182,13 @@ def _take(path: Path, ours: dict[str, Any], params: Parameters) -> None:
         write_json(path / RUN_FILE, theirs | ours)
 
 
+def _leave(path: Path) -> None:
+    """Gives up a folder that was claimed for a run which goes elsewhere; removes it if the claim is all that it holds."""
+    folder_lock.release(path)
+    if {entry.name for entry in path.iterdir()} == {RUN_FILE}:
+        shutil.rmtree(path)
+
+
 def _progress(path: Path) -> bool:
     """Whether the folder holds results, or a checkpoint of a step that was trained."""
     return (path / RESULTS_FILE).exists() or any(checkpoint.step_of(each) for each in checkpoint.listed(path))
@@ -220,8 +220,8 @@ def begin_session(
         "devices": runtime.device_count,
         "precision": precision,
         "batch_size": batch_size,
-        "payload": payload(),
-        **versions(),
+        "payload": provenance.payload(),
+        **provenance.versions(),
         "first_step": first_step,
     }
     before = known[-1] if known else session
@@ -241,32 +241,6 @@ def begin_session(
     if not changed:
         return ""
     return f"ATTENTION: this run goes on under other conditions ({'; '.join(changed)}): not bit for bit the run of one session"
-
-
-def code() -> dict[str, str | None]:
-    """Version and sha256 of the helpers, and in a checkout the commit, with `+` if its files differ from it."""
-    root, commit = Path(helpers.__file__).resolve().parents[1], None
-    if (root / ".git").exists():
-        git = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
-        with contextlib.suppress(OSError):
-            commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() or None
-    return {"helpers_version": helpers.__version__, "payload_sha256": payload(), "commit": commit}
-
-
-def payload() -> str:
-    """sha256 of the notebook's payload; outside a notebook, of all modules of the checkout."""
-    if known := getattr(helpers, "payload_sha256", ""):
-        return known
-    root, digest = Path(helpers.__file__).resolve().parent, hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root.parent).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the installed libraries that take part in training."""
-    found = {name: version(name) for name in LIBRARIES}
-    return {"python": platform.python_version()} | {name: each for name, each in found.items() if each}
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -31,7 +31,9 @@ def report_to(wanted: str) -> tuple[str, str]:
     secrets.provide("WANDB_API_KEY")
     # Also those of a file, and the address of a server of one's own. Unlike `wandb.setup` this starts no process.
     settings = wandb_setup.singleton().settings
-    if settings.mode in ("offline", "dryrun", "disabled") or _logged_in(wandb, settings):
+    if settings.mode == "disabled":
+        return "none", "report_to='wandb', but W&B is switched off (WANDB_MODE=disabled)"
+    if settings.mode in ("offline", "dryrun") or _logged_in(wandb, settings):
         return "wandb", ""
     return "none", (
         f"report_to='wandb', but there is no WANDB_API_KEY (Colab or Kaggle secret, environment) and no `wandb login` for "

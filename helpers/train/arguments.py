@@ -40,8 +40,10 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "logging_first_step": True,
         "logging_nan_inf_filter": False,  # hides NaN in the logs and costs a sync a micro-batch
         "eval_strategy": "steps",
+        "save_strategy": "steps",
         "save_total_limit": 2,
         "metric_for_best_model": "eval_loss",
+        "greater_is_better": False,
         "disable_tqdm": True,
         "report_to": "none",
         "prediction_loss_only": True,

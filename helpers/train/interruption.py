@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from helpers.machine import ranks
 from helpers.show import tracking
 
-SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
 WATCH_SECONDS = 0.25  # ipykernel checks its parent once a second
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "resource_exhausted")  # of CUDA, of a CPU, of XLA
 
@@ -30,6 +30,10 @@ class EvaluationStopped(Exception):
     """Leaves an evaluation: the step before it is saved, and the evaluation is repeated when the run continues."""
 
 
+class EvaluationOutOfMemory(RuntimeError):
+    """Memory ran out in an evaluation; the steps before it are saved."""
+
+
 class NonFiniteLoss(RuntimeError):
     """The loss, a gradient, a weight or an optimizer state became NaN or infinite; nothing was saved since."""
 
@@ -38,7 +42,7 @@ class Stops(TrainerCallback):
     """Turns a request to stop into a checkpoint and a stop at the end of the step; `reason` says what the request was.
 
     Requests are SIGTERM (preemption), SIGINT (the Stop button, Ctrl-C), SIGHUP, the end of the time budget, and, in a
-    Jupyter kernel, the end of the parent process. A handler only sets a flag, since saving in it can
+    Jupyter kernel or under a launcher, the end of the parent process. A handler only sets a flag, since saving in it can
     deadlock. A second SIGINT interrupts at once. Only periodic saves are a guarantee.
 
     Args:
@@ -82,9 +86,10 @@ class Stops(TrainerCallback):
             self.reason = self.reason or f"max_hours={self.max_hours:g}"
 
     def _watch(self, ended: threading.Event, parent: int) -> None:
+        watched = tracking.in_kernel() or ranks.count() > 1
         said = False
         while not ended.wait(WATCH_SECONDS):
-            if tracking.in_kernel() and os.getppid() != parent:
+            if watched and os.getppid() != parent:
                 self.reason = self.reason or "the parent process is gone"
             self._look_at_the_clock()
             if self.reason and not said:
@@ -185,3 +190,15 @@ def is_out_of_memory(error: BaseException) -> bool:
 def is_not_repeatable(error: BaseException) -> bool:
     """Whether torch has no kernel for an operation that gives the same bits again, and was asked for one."""
     return "does not have a deterministic implementation" in str(error)
+
+
+def smaller_micro_batch(micro_batch: int, accumulation: int, multiple_of: int = 1) -> tuple[int, int] | None:
+    """The next (micro-batch, accumulation) with the same product and at most half the micro-batch, or None.
+
+    multiple_of: devices that share a micro-batch.
+    """
+    effective = micro_batch * accumulation
+    for smaller in range(micro_batch // 2, 0, -1):
+        if effective % smaller == 0 and smaller % multiple_of == 0:
+            return smaller, effective // smaller
+    return None

@@ -22,7 +22,7 @@ import transformers.trainer
 from transformers import TrainerCallback
 from transformers.integrations import WandbCallback
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_callback import PrinterCallback, TrainerState
+from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 
 import helpers
 from helpers.machine import attention, ranks
@@ -34,6 +34,7 @@ from helpers.show.progress import Wandb, progress
 
 from .draws import PlaceSampler, SeededByPlace, seed_generators
 from .interruption import (
+    EvaluationOutOfMemory,
     EvaluationStopped,
     FiniteGuard,
     LossScale,
@@ -43,6 +44,7 @@ from .interruption import (
     all_finite,
     is_not_repeatable,
     is_out_of_memory,
+    smaller_micro_batch,
 )
 from .meter import Meter
 
@@ -87,10 +89,10 @@ class TrainerMixin(TrainerCallback):
         self._finite, self._loss_scale = FiniteGuard(self.args.device), LossScale()
         self._staging: Path | None = None
         self._places: PlaceSampler | None = None
-        # Of the checkpoint: the meter's; sum of the losses since a log, step of that log; skipped steps; the last field below.
-        self._counts: dict = {}
-        self._owes_evaluation = False  # whether the evaluation of the present step was begun and not finished
-        self.remove_callback(PrinterCallback)
+        self._counts: dict = {}  # of the checkpoint: the meter's; sum of the losses since a log, step of that log; skipped steps
+        self._rescheduled = False
+        for callback in (PrinterCallback, ProgressCallback):
+            self.remove_callback(callback)
         if self.pop_callback(WandbCallback):
             self.add_callback(Wandb())
         for callback in (self.stops, self, progress()):
@@ -124,7 +126,8 @@ class TrainerMixin(TrainerCallback):
             NonFiniteLoss: the loss, a gradient, a weight or an optimizer state became NaN or infinite.
             FolderTaken: another process trains in `output_dir`.
             CheckpointNotWritten: a checkpoint could not be written (the first is written before the first step).
-            RuntimeError: memory ran out with the smallest micro-batch, or in an evaluation, before which the run was saved.
+            RuntimeError: memory ran out with the smallest micro-batch.
+            EvaluationOutOfMemory: memory ran out in an evaluation; the steps before it are saved.
             ValueError: a new run would begin from trained weights.
             CheckpointUnreadable: a checkpoint could not be read; it is kept as it is.
         """
@@ -142,7 +145,6 @@ class TrainerMixin(TrainerCallback):
             self.resumed_from = source and checkpoint.step_of(source)
             while True:
                 self._counts = json.loads((source / METER_FILE).read_text(encoding="utf-8")) if source else {}
-                self._owes_evaluation = self._counts.get("owes_evaluation", False)
                 self.meter.start(self._counts)
                 try:
                     output = self._train_from(source, **kwargs)
@@ -161,7 +163,7 @@ class TrainerMixin(TrainerCallback):
                 # Outside `except`: the traceback would keep the failed step's tensors alive.
                 self._forget_failed_step()
                 source, _ = checkpoint.newest_whole(output_dir)
-            if self.stops.reason and (self._owes_evaluation or self.state.global_step < self.args.max_steps):
+            if self.stops.reason and (self._owes_evaluation() or self.state.global_step < self.args.max_steps):
                 self._raise_stopped()
             self._load_best()
             self._mark_trained()
@@ -196,12 +198,12 @@ class TrainerMixin(TrainerCallback):
                 # Stock Trainer would train one step too many.
                 self._load_from_checkpoint(str(source))
                 self.state = state
-                if self._owes_evaluation:
+                if self._owes_evaluation():
                     self._determine_best_metric(self.evaluate(), None)
-                    self._owes_evaluation = False
                 self._say(f"the run is finished: {source.name} is its last step")
                 return None
-            if state.max_steps != self.args.max_steps:
+            self._rescheduled = state.max_steps != self.args.max_steps
+            if self._rescheduled:
                 self._say(
                     f"max_steps was {state.max_steps} and is {self.args.max_steps}: from step {state.global_step} on the "
                     f"learning rate follows the {self.args.lr_scheduler_type.value} schedule of {self.args.max_steps} steps"
@@ -214,6 +216,13 @@ class TrainerMixin(TrainerCallback):
             ):
                 self._say(changed)
         return super().train(resume_from_checkpoint=str(source) if source else None, **kwargs)
+
+    def _owes_evaluation(self) -> bool:
+        """Whether the evaluation of the present step was stopped."""
+        step, every = self.state.global_step, self.args.eval_steps
+        due = self.args.eval_strategy == "steps" and (step % every == 0 or step >= self.args.max_steps)
+        logged = {name for entry in self.state.log_history if entry["step"] == step for name in entry}
+        return due and not any(name.startswith("eval_") for name in logged)
 
     def _checkpoint_to_resume(self, wanted: bool) -> Path | None:
         assert isinstance(wanted, bool), (
@@ -245,6 +254,10 @@ class TrainerMixin(TrainerCallback):
     # -- what happens exactly before and after an optimizer step: the trainer is a callback of its own --
 
     def on_train_begin(self, args, state, control, **kwargs):
+        if self._rescheduled:  # the checkpoint has the rate of the former schedule
+            schedule = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
+            schedule.last_epoch -= 1
+            schedule.step()
         self._finite = FiniteGuard(args.device, state.global_step)
         self.engine.start_counting()
         if state.global_step == 0 and checkpoint.newest_whole(args.output_dir)[0] is None:
@@ -255,7 +268,7 @@ class TrainerMixin(TrainerCallback):
             self._tr_loss = torch.tensor(loss, device=args.device)
         self._loss_scale = LossScale(self.accelerator.scaler, self._counts.get("skipped", 0))
         self.engine.begin(self.optimizer, self._tr_loss)
-        if self._owes_evaluation:
+        if state.global_step and self._owes_evaluation():
             self._evaluate(None, None, skip_scheduler=True)
 
     def on_train_end(self, args, state, control, **kwargs):
@@ -334,7 +347,7 @@ class TrainerMixin(TrainerCallback):
     def log(self, logs: dict, start_time: float | None = None) -> None:
         # Infinite gradient norms only lower the loss scale of fp16, which counts them.
         for name in ("loss",) if self._loss_scale.scaler else ("loss", "grad_norm"):
-            if not np.isfinite(logs.get(name, 0.0)):
+            if name in logs and not torch.isfinite(torch.tensor(logs[name])):
                 self._stop_on_nonfinite(name, logs[name])
         if "loss" in logs or "eval_loss" in logs:
             logs["training_seconds"] = round(self.meter.training_seconds(), 3)
@@ -355,10 +368,8 @@ class TrainerMixin(TrainerCallback):
         return output._replace(metrics=ranks.broadcast(output.metrics))  # so that all processes decide alike
 
     def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler=False):
-        self._owes_evaluation = True
         try:
             metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
-            self._owes_evaluation = False
         except EvaluationStopped:
             if skip_scheduler:  # nothing was trained since the checkpoint
                 self._raise_stopped()
@@ -370,7 +381,7 @@ class TrainerMixin(TrainerCallback):
                 raise
             if not skip_scheduler:
                 self._save_checkpoint(self.model, trial)
-            raise RuntimeError(
+            raise EvaluationOutOfMemory(
                 f"the evaluation at step {self.state.global_step} does not fit into the memory of "
                 f"{self.runtime.device_name}; the steps before it are saved. Lower "
                 f"per_device_eval_batch_size={self.args.per_device_eval_batch_size} in the cell that makes the trainer "
@@ -431,7 +442,6 @@ class TrainerMixin(TrainerCallback):
             state.best_model_checkpoint = None if best is None else str(checkpoint.folder(output_dir, best))
             state.save_to_json(str(written / transformers.trainer.TRAINER_STATE_NAME))
             counts = self.meter.state() | {"unlogged": unlogged, "skipped": self._loss_scale.skipped}
-            counts["owes_evaluation"] = self._owes_evaluation
             (written / METER_FILE).write_text(json.dumps(counts), encoding="utf-8")
         keep = self.args.save_total_limit or 2
         checkpoint.prune(output_dir, keep, newest=step, protect=state.best_model_checkpoint)
@@ -467,20 +477,17 @@ class TrainerMixin(TrainerCallback):
 
     def _shrink_micro_batch(self, error: Exception) -> None:
         args, devices = self.args, self.engine.fed
-        before = args.per_device_train_batch_size
-        effective = before * args.gradient_accumulation_steps
-        smaller = (size for size in range(before // 2, 0, -1) if effective % size == 0 and size % devices == 0)
-        micro = next(smaller, 0)
-        if args.world_size > 1 or not micro:
+        smaller = smaller_micro_batch(args.per_device_train_batch_size, args.gradient_accumulation_steps, devices)
+        if args.world_size > 1 or smaller is None:
             raise RuntimeError(
-                f"out of memory with {before} examples of {self.plan.sequence_length} tokens on "
+                f"out of memory with {args.per_device_train_batch_size} examples of {self.plan.sequence_length} tokens on "
                 f"{self.runtime.device_name}, and no smaller micro-batch keeps {self.plan.batch_size} examples a step. "
                 "Set gradient_checkpointing=True, a shorter sequence_length, or a smaller model or batch_size."
             ) from error
-        accumulation = effective // micro
+        micro, accumulation = smaller
         self._say(
-            f"out of memory with micro-batch {before}: going on with {micro} x "
-            f"{accumulation} accumulation, still {effective} examples a step and the same learning rate"
+            f"out of memory with micro-batch {args.per_device_train_batch_size}: going on with {micro} x "
+            f"{accumulation} accumulation, still {micro * accumulation} examples a step and the same learning rate"
         )
         args.per_device_train_batch_size = self._train_batch_size = micro
         args.gradient_accumulation_steps = accumulation

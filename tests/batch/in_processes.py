@@ -29,13 +29,13 @@ def fail(missing: str) -> None:
 
 
 def own(folder: str) -> None:
-    """The first process works in a folder that its notebook's kernel owns, with the file that the kernel uses; any module will do."""
-    from helpers.data import data_files
+    """The first process works in a folder that its notebook's kernel owns, with the method that the kernel uses."""
+    from helpers.reservoir import model
     from helpers.run import folder_lock
 
     if ranks.is_main():
         with folder_lock.owned(folder):
-            Path(folder, "worked").write_text(data_files.__file__)
+            Path(folder, "worked").write_text(model.__file__)
 
 
 def train(folder: str, options: str = "") -> None:

@@ -58,8 +58,8 @@ def test_failures_that_papermill_hides_are_recorded_and_the_same_command_goes_on
     cut = folder / "ending=good" / "tiny.ipynb"  # as by a batch that was killed
     cut.write_text(cut.read_text()[:500])
     assert main(notebook, folder, "ending=once,good") == 0
-    assert "out of luck" in (folder / "ending=once" / "tiny.before.ipynb").read_text()
-    assert len(cut.with_suffix(".before.ipynb").read_text()) == 500
+    assert "out of luck" in (folder / "ending=once" / "tiny.attempt1.ipynb").read_text()
+    assert len(cut.with_suffix(".attempt1.ipynb").read_text()) == 500
 
 
 def test_two_jobs_share_the_cores_and_the_gpus_and_their_lines_are_marked(notebook, tmp_path, monkeypatch):

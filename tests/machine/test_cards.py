@@ -247,7 +247,7 @@ def test_runtime_plan_arguments_and_ladder_answer_for_every_card(card, answers):
 
 def test_of_two_cards_a_notebook_takes_one_and_two_runs_of_a_batch_have_one_each(answers):
     found = answers("T4", 2)
-    assert "torch sees 2 GPU(s)" in found["report"] and found["shared"] == ["3", "5"]
+    assert "using 1 of 2" in found["report"] and found["shared"] == ["3", "5"]
 
 
 # ---- the lines that only CUDA runs

@@ -191,7 +191,7 @@ def test_a_checkout_says_its_commit_and_whether_files_differ_from_it(tmp_path):
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
 
     def said() -> dict:
-        code = "import json; from helpers.run import run_folder; print(json.dumps(run_folder.code()))"
+        code = "import json; from helpers.run import provenance; print(json.dumps(provenance.code()))"
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
         return json.loads(done.stdout)
 

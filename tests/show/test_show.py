@@ -69,9 +69,10 @@ def test_a_login_at_a_server_of_ones_own_is_found(tmp_path):
     assert SERVER in wandb_answer(tmp_path / "another", WANDB_BASE_URL=SERVER)[1]
 
 
-@pytest.mark.parametrize("mode", ["offline", "disabled"])
-def test_a_mode_of_wandb_without_a_server_needs_no_key(tmp_path, mode):
-    assert wandb_answer(tmp_path, WANDB_MODE=mode)[:2] == ("wandb", "")
+@pytest.mark.parametrize(("mode", "choice"), [("offline", "wandb"), ("disabled", "none")])
+def test_the_mode_of_wandb_is_followed(tmp_path, mode, choice):
+    found, reason, _ = wandb_answer(tmp_path, WANDB_MODE=mode)
+    assert found == choice and ("WANDB_MODE" in reason) == (choice == "none")
 
 
 def test_a_netrc_that_cannot_be_read_is_no_login(tmp_path):
