@@ -95,11 +95,10 @@ def _minutes(file: str) -> str:
     """What the executed copy took on a CPU, and what the planner expects of the default run on a T4."""
     measured = RESULTS / "gallery.json"
     known = json.loads(measured.read_text(encoding="utf-8")).get(file) if measured.is_file() else None
-    said = []
+    copy, took = f"docs/gallery/{file}.ipynb", ""
     if known:
-        said.append(
-            f"The [executed copy](docs/gallery/{file}.ipynb) took {known['processor_seconds'] / 60:.0f} processor minutes on a CPU."
-        )
+        took = f", which took {known['processor_seconds'] / 60:.0f} processor minutes on a CPU"
+    said = [f"[Executed copy]({copy}){took}."] if (RESULTS.parents[1] / copy).is_file() else []
     default = result("grid.json")["notebooks"].get(file, [{"machines": []}])[0]["machines"]
     ends = next((each["run_seconds"] for each in default if each["hardware"] == "T4"), None)
     if ends:
