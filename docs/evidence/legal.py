@@ -88,7 +88,7 @@ def recipes() -> str:
         tried = "; ".join(f"{name} {100 * value:.1f}" for name, value in found["dev_f1"].items())
         lines.append(
             f"- **{task}**: {found['train_rows']} training rows, {found['dev_rows']} development rows, {found['questions']} test questions in "
-            f"{found['groups']} groups, {found['seeds']} seeds. Macro F1 on development rows: {tried or 'nothing was trained'}."
+            f"{found['groups']} groups, {found['seeds']} seed{'s' * (found['seeds'] != 1)}. Macro F1 on development rows: {tried or 'nothing was trained'}."
         )
     return "\n".join(lines) or "Nothing was trained."
 
