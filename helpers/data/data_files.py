@@ -24,7 +24,7 @@ def rows(name: str, path: Path, suffixes: Sequence[str]) -> Iterator[Row]:
     if suffix in (".jsonl", ".parquet"):
         return {".jsonl": jsonl, ".parquet": parquet}[suffix](file, path)
     with path.open(encoding="utf-8-sig", errors="replace") as lines:
-        header = lines.readline()
+        header = lines.readline(10**6)  # a line without an end is refused where the fields are read
     return separated(file, path, "\t" if suffix == ".tsv" else max(",;\t", key=header.count))
 
 

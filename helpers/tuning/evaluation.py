@@ -90,5 +90,5 @@ def verdict(runs: Runs) -> Verdict:
     said = "not told apart from" if abs(mean) <= half else "better than" if mean > 0 else "WORSE than"
     why = f"Test F1 {mean:+.4f} ({mean - half:+.4f} to {mean + half:+.4f} over {len(pairs)} seeds): {said} the stock Trainer."
     if mean < -half:
-        why += " A larger batch takes fewer steps over as many examples: batch_size sets it, and the other changes are tried alone."
+        why += " If the batch has grown, training had fewer steps: set batch_size to the stock batch and run again in a new folder."
     return Verdict(runs, mean >= -half, why)
