@@ -36,9 +36,11 @@ def asked_triples(corpus: Corpus, most: int) -> list[Triple]:
 def reciprocal_ranks(scorer: Scorer, corpus: Corpus, triples: Sequence[Triple]) -> np.ndarray:
     """[Q] of the right tail among all entities that the relation admits. Raises ValueError for scores that are NaN."""
     known: dict[tuple[str, str], set[str]] = defaultdict(set)
+    tails: dict[str, set[str]] = defaultdict(set)
     for head, relation, tail in corpus.graph.resolved():
         known[head, relation].add(tail)
-    candidates = {relation: _admitted(corpus, relation) for relation in {triple.relation for triple in triples}}
+        tails[relation].add(tail)
+    candidates = {name: _admitted(corpus, name, tails[name]) for name in {triple.relation for triple in triples}}
     found = []
     for head, relation, tail in triples:
         names = candidates[relation]
@@ -57,11 +59,10 @@ def reciprocal_rank(scores_X: np.ndarray, right: int) -> float:
     return float(1 / (above + (equal + 1) / 2))
 
 
-def _admitted(corpus: Corpus, relation: str) -> list[str]:
-    """Entities of the relation's range, of unknown type, and the few tails that the graph has against the ontology."""
+def _admitted(corpus: Corpus, relation: str, tails: set[str]) -> list[str]:
+    """Entities of the relation's range, of unknown type, and the few `tails` that the graph has against the ontology."""
     relations = corpus.train.relations
     types = {*relations.tail_types[relations.id(relation)], UNKNOWN}
-    tails = {triple.tail for triple in corpus.graph.resolved() if triple.relation == relation}
     entities = corpus.graph.entities.values()
     return [one.id for one in entities if one.id in tails or (one.type in types and one.status != UNRESOLVED)]
 

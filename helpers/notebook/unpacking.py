@@ -24,7 +24,8 @@ def use(files: Mapping[str, str], sha256: str, shown: Mapping[str, str] | None =
     sys.path[:] = [str(root), *(entry for entry in sys.path if entry != str(root))]
     helpers = importlib.import_module("helpers")
     assert Path(helpers.__file__).resolve().is_relative_to(root), f"`import helpers` found {helpers.__file__}"
-    helpers.payload_sha256, helpers.shown, helpers.began = sha256, dict(shown or {}), began
+    helpers.payload_sha256, helpers.shown = sha256, dict(shown or {})
+    helpers.began, helpers.first_step_seconds = began, None  # from this cell to the end of the first training step
     print(f"helpers {helpers.__version__}, payload {sha256[:12]}: the code of the cells is in {root / 'helpers'}")
 
 

@@ -84,7 +84,6 @@ class TrainerMixin(TrainerCallback):
         self.meter = Meter(self.runtime, flops_per_token or 6.0 * trained)
         self.stops = Stops(max_hours)
         self.resumed_from: int | None = None
-        self.first_step_seconds: float | None = None  # from the notebook's setup cell to the end of the first step
         self.messages: list[str] = []
         self._finite, self._loss_scale = FiniteGuard(self.args.device), LossScale()
         self._staging: Path | None = None
@@ -292,8 +291,8 @@ class TrainerMixin(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         self.engine.end_step()
-        if self.first_step_seconds is None and (began := getattr(helpers, "began", None)):
-            self.first_step_seconds = round(time.monotonic() - began, 1)
+        if began := getattr(helpers, "began", None):  # of a notebook; its first trainer may not be its last
+            helpers.began, helpers.first_step_seconds = None, round(time.monotonic() - began, 1)
         if state.global_step >= state.max_steps:
             control.should_log = control.should_save = True
             control.should_evaluate |= args.eval_strategy != "no"
@@ -515,7 +514,7 @@ class TrainerMixin(TrainerCallback):
                 "steps": self.state.global_step,
                 "loss_first": losses[0] if losses else None,
                 "loss_last": losses[-1] if losses else None,
-                "first_step_seconds": self.first_step_seconds,
+                "first_step_seconds": getattr(helpers, "first_step_seconds", None),
                 **self.meter.results(),
                 "skipped_steps": self._loss_scale.skipped,
                 "resumed_from_step": self.resumed_from,

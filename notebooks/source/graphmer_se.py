@@ -153,9 +153,8 @@ tables.show(leaves[:8])
 # ## Its plan, and what costs nothing
 #
 # The plan says what will run and why, and what it is expected to take. For held-out triples the right tail is looked for among all
-# entities that the relation admits. **Words**: BM25 of the tails' names with the head's source as the question. **Untrained**: the
-# encoder before its first step. (The resolver, which made these triples from the sources, answers all of them: its reciprocal rank
-# is 1.)
+# entities that the relation admits. **Words**: BM25 of the tails' names with the head's source as the question. (The resolver, which
+# made these triples from the sources, answers all of them: its reciprocal rank is 1.)
 
 # %%
 from helpers.graphmer import evaluation
@@ -168,18 +167,15 @@ plan = make_plan(configuration, model, corpus, machine)
 forecast = forecasts.here(workload(configuration, model), plan, machine)
 tables.show(plan.rows(), f"{model.num_parameters():,} weights; terms of the loss: {', '.join(model.config.weights())}")
 tables.show(forecast.rows())
-if machine.kind == "cuda":
-    model.cuda()  # where the untrained encoder answers in seconds
 triples = evaluation.asked_triples(corpus, configuration.evaluation.max_triples)
-ranks = {"resolver": [1.0] * len(triples)}
-for name, scorer in {"words": evaluation.Words(corpus), "untrained": evaluation.Encoder(model, corpus)}.items():
-    ranks[name] = evaluation.reciprocal_ranks(scorer, corpus, triples)
+words = evaluation.reciprocal_ranks(evaluation.Words(corpus), corpus, triples)
+ranks = {"resolver": [1.0] * len(triples), "words": words}
 
 # %% [markdown]
 # ## Train the encoder
 #
 # The trainer is that of transformers, and every term of the loss is in the logs. Below them is what the training added on the
-# held-out triples. The model is saved, and `AutoModel` reads its encoder again.
+# held-out triples. **Untrained** is the encoder before its first step. The model is saved, and `AutoModel` reads its encoder again.
 
 # %%
 from transformers import AutoModel
@@ -191,7 +187,9 @@ trainer = new_trainer(model, corpus, configuration, plan, machine, run.path, **o
 trainer.train(resume_from_checkpoint=params.resume)
 measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
-ranks["trained"] = evaluation.reciprocal_ranks(evaluation.Encoder(trainer.model, corpus), corpus, triples)
+untrained = new_model(configuration, corpus).to("cuda" if machine.kind == "cuda" else "cpu")
+for name, encoder in {"untrained": untrained, "trained": trainer.model}.items():
+    ranks[name] = evaluation.reciprocal_ranks(evaluation.Encoder(encoder, corpus), corpus, triples)
 links = evaluation.verdict(ranks, [triple.head for triple in triples], "trained")
 tables.show(links, f"the right tail of {len(triples)} held-out triples")
 trainer.save_model(str(run.path / "model"))
