@@ -30,7 +30,7 @@ JAVA = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("suffix", "known"), [(".py", PYTHON), (".java", JAVA)])
+@pytest.mark.parametrize(("suffix", "known"), [(".py", PYTHON), pytest.param(".java", JAVA, marks=pytest.mark.slow)])
 @cases(20)
 @given(data=st.data())
 def test_sources_of_anything_make_a_graph_that_lists_what_could_not_be_read(tmp_path_factory, suffix, known, data):

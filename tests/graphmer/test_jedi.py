@@ -66,11 +66,13 @@ def compared() -> Counter:
     return found
 
 
+@pytest.mark.slow
 def test_what_both_answer_is_the_same(compared):
     assert compared["alike"] > 500
     assert compared["alike"] / (compared["alike"] + compared["otherwise"]) >= PRECISION
 
 
+@pytest.mark.slow
 def test_most_of_what_jedi_answers_is_in_the_graph(compared):
     """jedi infers the types of variables, which the resolver leaves open."""
     assert compared["alike"] / (compared["alike"] + compared["jedi alone"]) >= RECALL

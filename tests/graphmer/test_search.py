@@ -214,6 +214,7 @@ def trained(sources: Path, folder: Path, kill_step: int = 0) -> subprocess.Compl
     return run("-c", RUN, sources, folder, kill_step)
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one_and_its_export_loads_elsewhere(tmp_path):
     cpu_here()
     sources = library(tmp_path / "library")

@@ -103,7 +103,9 @@ def load_from(endpoint: str, home: Path, *, offline: bool = False) -> str:
     ("status", "code", "error", "message"),
     [
         (401, "GatedRepo", "PermissionError", "is gated. Accept its licence .* HF_TOKEN"),
-        (404, "RepoNotFound", "FileNotFoundError", "(?s)cannot be read .*check the name"),
+        pytest.param(
+            *(404, "RepoNotFound", "FileNotFoundError", "(?s)cannot be read .*check the name"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_model_that_the_hub_refuses_says_what_to_do(status, code, error, message, tmp_path):

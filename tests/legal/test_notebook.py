@@ -48,6 +48,7 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert json.loads((output / "set_aside.json").read_text()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     lines = map(json.dumps, sample_records(70))

@@ -54,6 +54,7 @@ def test_projections_have_four_bits_the_rest_the_runs_precision_and_the_adapter_
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
 
 
+@pytest.mark.slow
 @needs_bitsandbytes
 def test_a_killed_run_ends_with_identical_adapter_and_moments_in_eight_bits(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"

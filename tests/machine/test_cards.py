@@ -114,7 +114,9 @@ HALF = {"T4": "fp16", "A100": "bf16"}
 SLOW = pytest.mark.slow
 BOTH = [
     pytest.param(
-        room, card, marks=[] if (room, card) in (("reservoir", "T4"), ("legal", "T4"), ("legal", "A100")) else [SLOW]
+        room,
+        card,
+        marks=[] if (room, card) in (("reservoir", "T4"), ("legal", "T4"), ("reservoir", "A100")) else [SLOW],
     )
     for room in ROOMS
     for card in HALF

@@ -80,7 +80,7 @@ def legal_step(model, method, hardware):
     ("model", "method", "hardware", "fits", "checkpointing"),
     [
         pytest.param("7b", "lora", "A100 40GB", "yes", False, marks=pytest.mark.slow),
-        ("7b", "lora", "L4", "tight no", False),
+        pytest.param("7b", "lora", "L4", "tight no", False, marks=pytest.mark.slow),
         ("7b", "lora", "L4", "tight", True),
         pytest.param("3b", "lora", "T4", "yes", True, marks=pytest.mark.slow),
         pytest.param("", "full", "T4", "yes", True, marks=pytest.mark.slow),
@@ -119,6 +119,7 @@ def test_four_bits_do_not_fit_a_tpu_and_the_other_machines_are_still_planned(mod
     assert chip.plan is None and "no kernels for a TPU" in chip.problem
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_said_with_the_bytes_that_are_missing(models):
     (found,) = forecasts("legal_cot_sft", ["T4"], Asked(model=str(models / "wide"), method="full"))
     assert found.plan is None and re.search(r"need at least \d+\.\d+ GiB and T4 has 14\.90 GiB", found.problem)

@@ -99,7 +99,10 @@ def test_the_script_trains_where_nothing_of_this_suite_is_installed(carried):
     "changes",
     [
         {"bf16": True, "attn_implementation": "eager", BATCH: 32},
-        {"gradient_checkpointing": True, "dataloader_num_workers": 1, "optim": "adamw_torch"},
+        pytest.param(
+            {"gradient_checkpointing": True, "dataloader_num_workers": 1, "optim": "adamw_torch"},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["bf16", "checkpointing"],
 )
