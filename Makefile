@@ -45,7 +45,7 @@ test-gpu: $(GPU)/.installed ## the tests with requirements-gpu.txt
 	OMP_NUM_THREADS=1 $(GPU)/bin/python $(PYTEST) --numprocesses 3 -m '$(SELECT)'
 
 test-tpu: $(TPU)/.installed ## what torch_xla has a part in, on 8 virtual XLA devices, and what Google's TPU compiler makes of it
-	OMP_NUM_THREADS=1 $(TPU)/bin/python $(PYTEST) --numprocesses 3 -m 'not once and $(SELECT)'
+	OMP_NUM_THREADS=1 $(TPU)/bin/python $(PYTEST) --numprocesses 2 -m 'not once and $(SELECT)'
 
 test-torchtpu: $(TORCHTPU)/.installed ## all trainers on the device of TorchTPU, the successor of torch_xla, without a TPU (by hand)
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 OMP_NUM_THREADS=1 $(TORCHTPU)/bin/python -m pytest tests/machine/test_torch_tpu.py
