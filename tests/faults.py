@@ -48,7 +48,9 @@ LAST = 12
 OPTIONS = {"width": 16}  # what the small notebook of the batch tests trains with
 SIGNALS, MOMENTS = ("SIGTERM", "SIGINT", "SIGKILL"), ("step", "evaluation", "saving")
 CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-TELLING = re.compile(r"(skipped |resuming from |\b[A-Z]\w+Error: |\bStopped: |NonFinite|CheckpointNot|FolderTaken).*")
+TELLING = re.compile(
+    r"(skipped checkpoint|resuming from |\b[A-Z]\w+Error: |\bStopped: |NonFinite|Checkpoint[NU]\w+: |FolderTaken).*"
+)
 
 
 class Cell(NamedTuple):
@@ -344,7 +346,8 @@ def unreadable(work: Path, kind: str) -> str:
 
 def two_owners(work: Path, kind: str, place: type[Script] = Script) -> str:
     with standing(place, work, "step", kind) as living:
-        command = [python(kind), "tests/training_run.py", str(living.output), json.dumps(OPTIONS | {"kind": kind})]
+        script = str(ROOT / "tests/training_run.py")  # nsenter begins at the root
+        command = [python(kind), script, str(living.output), json.dumps(OPTIONS | {"kind": kind})]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         inside = ["nsenter", "-t", str(living.target().pid), "-p", "-m"] if place.before else []
         done = subprocess.run([*inside, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
