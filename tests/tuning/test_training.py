@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import helpers
 from helpers.machine import xla
 from helpers.tuning.evaluation import START, TUNED, paired_seeds, scores, verdict
 from helpers.tuning.parameters import TuningParameters
@@ -34,6 +36,18 @@ def in_process(*runs: tuple[Path, dict]) -> list[dict]:
     assert process.returncode == 0, process.stderr[-3000:]
     lines = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]
     return [json.loads(line.removeprefix("RESULT ")) for line in lines]
+
+
+@pytest.mark.once
+def test_the_first_step_of_a_notebook_is_that_of_its_first_trainer(cpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(helpers, "began", time.monotonic() - 1_000, raising=False)
+    monkeypatch.setattr(helpers, "first_step_seconds", None, raising=False)
+    trainers = [trainer_of(cpu, tmp_path / name, {}) for name in ("window", "run")]  # of the ladder, and what follows
+    found = []
+    for trainer in trainers:
+        trainer.train()
+        found.append(trainer.results()["train"]["first_step_seconds"])
+    assert found[0] == found[1] >= 1_000
 
 
 def test_padding_changes_no_logit(cpu, tmp_path):
