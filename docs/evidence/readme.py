@@ -27,7 +27,7 @@ NOTEBOOKS = (
         "A language model of your own text",
         "tinystories_reservoir",
         "reservoir",
-        "A small language model that is ready after a minute on one processor core: a random network that is never trained "
+        "A small language model that is trained on one processor core: a random network that is never trained "
         "remembers the text, a small readout learns, and counts of phrases are mixed in. It learns a new paragraph by counting it, without training.",
         reservoir,
     ),
@@ -35,7 +35,7 @@ NOTEBOOKS = (
         "A search over your own folder",
         "lejepa_training",
         "lejepa",
-        "A folder that answers questions from your documents: an embedding model trained by LeJEPA, BM25 beside it, an index, and "
+        "A folder that answers questions from your documents: an embedding model and BM25 side by side, an index, and "
         "a short script that searches without this project.",
         lejepa,
     ),
@@ -43,7 +43,7 @@ NOTEBOOKS = (
         "A chat model fine-tuned on your own records",
         "legal_cot_sft",
         "legal",
-        "A fine-tuned chat model (LoRA, QLoRA or all weights) that answers in transformers, llama.cpp and Ollama, and an honest "
+        "A fine-tuned chat model (LoRA, QLoRA or all weights) that answers in transformers and llama.cpp (a Modelfile for Ollama is written; Ollama itself was not run), and an honest "
         "score beside that of counting words. The example is legal reasoning; any file of questions and answers will do.",
         legal,
     ),
@@ -59,7 +59,7 @@ NOTEBOOKS = (
         "The fastest settings of your own machine",
         "hardware_tuning",
         "tuning",
-        "A ladder of training settings, each kept only where paired measurements show a gain, and a script that uses them with plain "
+        "Tries training settings one by one, keeps those that are measurably faster on your machine, and writes a script that uses them with plain "
         "transformers.",
         tuning,
     ),

@@ -6,6 +6,7 @@ from build import ratio, result, spread
 from evidence import declarations
 
 from helpers.show import tables
+from helpers.tuning import evaluation
 from helpers.tuning.parameters import TuningParameters
 
 OVER = "all that was kept, over the stock Trainer"  # the last entry of a ladder that kept something
@@ -19,7 +20,7 @@ def optimisations() -> str:
     data, asked = found["data"], found["parameters"]
     return (
         f"MiniLM ({found['model']['trainable']:,} weights) on {data['train_examples']:,} of banking77's questions with {data['labels']} "
-        f"labels, at most {asked['max_length']} tokens, from a stock `Trainer`; {found['clock']} of one thread on a busy "
+        f"labels, at most {asked['max_length']} tokens, `learning_rate={asked['learning_rate']:g}`, from a stock `Trainer`; {found['clock']} of one thread on a busy "
         f"{found['runtime']['device_name']} without bf16 instructions. A ratio is the median of its pairs, with the interval of the "
         f"sign test.\n\n{_ladder(found)}"
     )
@@ -58,9 +59,14 @@ def whole_runs() -> str:
     ]
     return (
         f"{len(pairs)} pairs of runs over as many examples as {asked['max_steps']} steps of 8, a pair a seed; mean ± sample standard "
-        f"deviation. So few steps leave the model half trained, and so few seeds the interval wide. {found['verdict']['why']}\n\n"
+        f"deviation. So few steps leave the model half trained, and so few seeds the interval wide. {_quality(found)}\n\n"
         f"{tables.markdown(rows)}"
     )
+
+
+def _quality(found: dict) -> str:
+    """What the runs of a results file say of quality, by the present rule."""
+    return evaluation.verdict(found["verdict"]["runs"]).why
 
 
 def _pairs(found: dict) -> list[dict]:
@@ -76,7 +82,7 @@ def own_csv() -> str:
     return (
         f"A CSV of {rows} short messages with {data['labels']} labels, MiniLM, `tuning_minutes={found['parameters']['tuning_minutes']:g}`, on one "
         f"thread of a machine that others kept busy: the whole notebook, from its first cell to its last, ended after "
-        f"{tables.seconds(found['notebook_seconds'])}. {found['verdict']['why']} Test F1 on its {data['test_examples']} test messages is {ours:.3f}, and "
+        f"{tables.seconds(found['notebook_seconds'])}. {_quality(found)} Test F1 on its {data['test_examples']} test messages is {ours:.3f}, and "
         f"{words:.3f} for a linear model on words.\n\n{_ladder(found)}"
     )
 
@@ -113,7 +119,7 @@ def headline() -> str:
     middle, low, high = re.search(r"([\d.]+) x \(([\d.]+) to ([\d.]+),", over).groups()
     return (
         f"MiniLM on banking77 trains **{middle} times as fast ({low} to {high})** on one CPU thread as with a stock `Trainer` "
-        f"({found['clock']}; {lines}). {found['verdict']['why']} After so few steps both stay below a linear model on words (F1 {words:.3f})."
+        f"({found['clock']}; {lines}). {_quality(found)} After so few steps both stay below a linear model on words (F1 {words:.3f})."
     )
 
 

@@ -16,6 +16,7 @@ from helpers.machine import ranks
 from helpers.show import tracking
 
 START, TUNED = "stock", "tuned"
+MARGIN = 0.01  # of F1: quality counts as kept where the whole interval lies above a loss of so much
 
 
 def scores(predicted: Sequence[int], labels: Sequence[int]) -> dict[str, float]:
@@ -36,7 +37,7 @@ class Verdict:
     """The tuned settings against the stock Trainer, over the seeds that trained both."""
 
     runs: Runs
-    quality_kept: bool | None  # None: not checked
+    quality_kept: bool | None  # None: not decided
     why: str
 
 
@@ -77,18 +78,32 @@ def paired_seeds(trainer, task, folder: Path, train, *, seconds: float) -> Verdi
 
 
 def verdict(runs: Runs) -> Verdict:
-    """Whether test F1 is told apart over paired seeds: Student's 95 % interval of the mean difference."""
+    """Whether test F1 is kept: Student's 95 % interval of the mean difference over paired seeds, against `MARGIN`.
+
+    A loss that is not shown is not a quality that is kept: where the interval holds both, quality is not decided.
+    """
     from scipy.stats import t
 
     pairs = [pair for pair in runs.values() if len(pair) == 2]
     differences = [pair[TUNED]["f1"] - pair[START]["f1"] for pair in pairs]
-    if len(pairs) < 3:
-        said = f" F1 {statistics.fmean(differences):+.4f} over {len(pairs)} seed(s)." if pairs else ""
-        return Verdict(runs, None, f"Quality was not checked: that takes three seeds with both settings.{said}")
+    seeds = len(pairs)
+    if seeds < 3:
+        measured_so_far = f" F1 {statistics.fmean(differences):+.4f} over {seeds} seed(s)." if pairs else ""
+        return Verdict(
+            runs, None, f"Quality: not decided, since that takes three seeds with both settings.{measured_so_far}"
+        )
     mean = statistics.fmean(differences)
-    half = float(t.ppf(0.975, len(pairs) - 1)) * statistics.stdev(differences) / math.sqrt(len(pairs))
-    said = "not told apart from" if abs(mean) <= half else "better than" if mean > 0 else "WORSE than"
-    why = f"Test F1 {mean:+.4f} ({mean - half:+.4f} to {mean + half:+.4f} over {len(pairs)} seeds): {said} the stock Trainer."
-    if mean < -half:
-        why += " If the batch has grown, training had fewer steps: set batch_size to the stock batch and run again in a new folder."
-    return Verdict(runs, mean >= -half, why)
+    half = float(t.ppf(0.975, seeds - 1)) * statistics.stdev(differences) / math.sqrt(seeds)
+    low, high = mean - half, mean + half
+    difference = f"Test F1 {mean:+.4f} ({low:+.4f} to {high:+.4f} over {seeds} seeds)"
+    smaller_batch = "If the batch has grown, training had fewer steps: set batch_size to the stock batch and run again in a new folder."
+    if high < 0:
+        return Verdict(runs, False, f"{difference}: WORSE than the stock Trainer. {smaller_batch}")
+    if low >= -MARGIN:
+        word = "better than" if low > 0 else "as good as"
+        return Verdict(runs, True, f"{difference}: {word} the stock Trainer, within {MARGIN:g}.")
+    why = f"{difference}: not decided, since a loss of more than {MARGIN:g} is possible"
+    if max(differences) < 0:
+        why += f" and F1 was lower with each of the {seeds} seeds. {smaller_batch}"
+        return Verdict(runs, None, why)
+    return Verdict(runs, None, f"{why}.")

@@ -57,7 +57,7 @@ class TuningParameters(Parameters):
     try_compile: bool = parameter(True, "Try torch.compile, which takes minutes and may crash on Colab.", group=TUNING)
     paired_seeds: int = parameter(
         3,
-        "Seeds with which both the stock and the tuned settings are trained, as far as tuning_minutes allows; with fewer than three the quality is not checked.",
+        "Seeds with which both the stock and the tuned settings are trained, as far as tuning_minutes allows; with fewer than three, quality is not decided.",
         group=TUNING,
         low=0,
         high=100,
