@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import report  # noqa: E402
 from helpers.graphmer.graph.extraction import load_graph  # noqa: E402
 from helpers.graphmer.pairs import Definition, asks, definitions, in_batches, installed_packages, pairs  # noqa: E402
-from helpers.graphmer.search import Bm25, standardised, words  # noqa: E402
+from helpers.graphmer.search import CODE_TOKENS, index_texts, standardised, words  # noqa: E402
 
 TEST = {
     "boltons": "26.2.0",
@@ -186,8 +186,9 @@ def trained(model: Model, minilm: Path, folder: Path):
     from helpers.graphmer import search_training as training
     from helpers.machine import runtime
     from helpers.plan import settings as plan
+    from helpers.train.sentence_encoder import load_sentence_encoder
 
-    encoder, rate = training.sentence_encoder(str(minilm), ()), training.LEARNING_RATE
+    encoder, rate = load_sentence_encoder(str(minilm), max_seq_length=CODE_TOKENS), training.LEARNING_RATE
     step = training.search_workload(encoder, "graphmer_se")
     if model.kind == "tuned":
         training.freeze_lower_half(encoder)
@@ -236,11 +237,11 @@ def lexical(package: Package) -> dict[str, np.ndarray]:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     texts, asked = [one.text for one in package.found], [one.words for one in package.questions]
-    by_text, by_name = Bm25(texts), Bm25([one.name for one in package.found])
+    by_text, by_name = index_texts(texts), index_texts([one.name for one in package.found])
     vectoriser = TfidfVectorizer(analyzer=words, sublinear_tf=True)
     text_NV = vectoriser.fit_transform(texts)
-    found = {"text": np.stack([by_text.scores(one) for one in asked])}
-    found["name"] = np.stack([by_name.scores(one) for one in asked])
+    found = {"text": np.stack([by_text.scores(words(one)) for one in asked])}
+    found["name"] = np.stack([by_name.scores(words(one)) for one in asked])
     found["tf-idf"] = (vectoriser.transform(asked) @ text_NV.T).toarray()
     return {part: np.stack([standardised(row) for row in scores]) for part, scores in found.items()}
 
@@ -344,9 +345,9 @@ def main() -> None:
     rows.add("BM25", {"text": (1.0,), "name": NAME_WEIGHTS})
     rows.add("TF-IDF", {"tf-idf": (1.0,)})
     rows.add("BM25 and TF-IDF", {"text": (1.0,), "name": NAME_WEIGHTS, "tf-idf": (1.0,)})
-    from helpers.graphmer.search_training import sentence_encoder
+    from helpers.train.sentence_encoder import load_sentence_encoder
 
-    done = scored("MiniLM", lambda: sentence_encoder(str(given.minilm), ()), first == 0)
+    done = scored("MiniLM", lambda: load_sentence_encoder(str(given.minilm), max_seq_length=CODE_TOKENS), first == 0)
     if done:
         both("MiniLM", done)
     for number, model in enumerate(MODELS):

@@ -59,7 +59,7 @@ KNOWN_TO = {  # library: the files that import it
     "jaxlib": ["helpers/plan/tpu.py"],
     "libtpu": ["helpers/plan/tpu.py"],
     "ray": ["helpers/batch/ray_runs.py"],
-    "bm25s": ["helpers/machine/bm25.py", "helpers/lejepa/standalone.py"],
+    "bm25s": ["helpers/data/bm25.py", "helpers/lejepa/standalone.py"],
 }
 
 

@@ -212,7 +212,7 @@ def test_an_import_that_sets_pjrt_device_is_not_taken_for_the_users_wish():
 def test_bm25_is_imported_without_jax(tmp_path):
     """bm25s calls JAX while it is imported: on a GPU that takes most of its memory."""
     (tmp_path / "jax.py").write_text("raise SystemExit('JAX was imported')")
-    script = "from helpers.machine.bm25 import import_bm25s; import_bm25s().BM25(); print('done')"
+    script = "from helpers.data.bm25 import import_bm25s; import_bm25s().BM25(); print('done')"
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     process = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert process.stdout.strip().endswith("done"), process.stderr[-2000:]

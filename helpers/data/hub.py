@@ -10,6 +10,17 @@ from typing import Any
 
 from helpers.parameters import source_path
 
+BERT = "google-bert/bert-base-uncased"
+EMBEDDING_GEMMA = "google/embeddinggemma-300m"
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+MPNET = "sentence-transformers/all-mpnet-base-v2"
+REVISIONS = {  # of encoders that more than one room starts from; of other models the newest is read
+    BERT: "86b5e0934494bd15c9632b12f734a8a67f723594",
+    EMBEDDING_GEMMA: "64614b0b8b64f0c6c1e52b07e4e9a4e8fe4d2da2",  # the one of MTEB's published results
+    MINILM: "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
+    MPNET: "e8c3b32edf5434bc2275fc9bab85f82640a19130",
+}
+
 
 def answers(timeout: float = 5.0) -> bool:
     """Whether the hub answers within `timeout` seconds; False at once in offline mode.

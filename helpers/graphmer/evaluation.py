@@ -18,7 +18,7 @@ from helpers.machine.engine import cpu_copy
 
 from .encoder import GraphMERForPreTraining
 from .graph.knowledge_graph import UNKNOWN, UNRESOLVED, Triple
-from .search import DENSE_WEIGHT, Bm25, CodeSearch, embedded, standardised
+from .search import DENSE_WEIGHT, CodeSearch, embedded, index_texts, standardised, words
 from .text import shown_name
 from .training import Corpus
 
@@ -75,8 +75,8 @@ class Words:
 
     def __call__(self, head: str, relation: str, names: list[str]) -> np.ndarray:
         if relation not in self._indices:
-            self._indices[relation] = Bm25([shown_name(name) for name in names])
-        return self._indices[relation].scores(self._text(head))
+            self._indices[relation] = index_texts([shown_name(name) for name in names])
+        return self._indices[relation].scores(words(self._text(head)))
 
 
 class Encoder:

@@ -5,6 +5,8 @@ from typing import Any
 
 from pydantic import model_validator
 
+from helpers.data.data_source import ModelSource
+from helpers.data.hub import MINILM
 from helpers.machine.runtime import Runtime, choose_precision
 from helpers.parameters import SAMPLE, UPLOAD, Parameters, Source, parameter, source_path
 
@@ -12,7 +14,6 @@ from .configuration import PROFILES, Configuration, override, read_configuration
 
 AUTO = "auto"
 SMALL_GPU = 10 * 2**30  # bytes; below it the profile for 8 GB
-MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 SEARCH, ENCODER = "Search", "Encoder"
 FOR_ANY_MACHINE = {"hardware.device": "auto", "hardware.tpu_cores": 0, "run.mixed_precision": AUTO}
 
@@ -38,7 +39,7 @@ class GraphParameters(Parameters):
     question: str = parameter(
         "read a configuration file", "A question in your own words for the search of the code.", identity=False
     )
-    base_model: str = parameter(
+    base_model: ModelSource = parameter(
         MINILM,
         "Sentence encoder that the search starts from: a hub id, a local folder, or 'sample', a small random one.",
         group=SEARCH,
@@ -63,8 +64,6 @@ class GraphParameters(Parameters):
                 f"data_source={self.data_source!r}: must be a folder of sources, or {SAMPLE!r} "
                 "(the installed Python's standard library)"
             )
-        if self.base_model != SAMPLE:
-            source_path("base_model", self.base_model)
         override(read_configuration("cpu" if self.config == AUTO else self.config), changed(self.changes))
         return self
 

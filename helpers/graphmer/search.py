@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from helpers.machine.bm25 import import_bm25s
+from helpers.data.bm25 import Bm25
+from helpers.data.words import code_words
 
 from .graph.extraction import cached_graph
 from .graph.knowledge_graph import DEFINED, cache_folder, keep
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 KINDS = ("function", "method", "test", "class", "interface", "exception", "enum")
 CODE_TOKENS = 64  # of a definition that the encoder reads: its name, its signature and the first lines
-WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 ENDING = re.compile(r"(?<=\w{3})(?:at)?(?:ions?|ings?|ors?|ers?|ed|es|ly|s|e)$")
 # Weights of the z-scores, which the docstrings of three development packages chose (benchmarks/code_search.py; two of three seeds).
 NAME_WEIGHT, DENSE_WEIGHT = 0.5, 6.0
@@ -41,24 +41,12 @@ class Found(NamedTuple):
 
 
 def words(text: str) -> list[str]:
-    """Words of identifiers and of prose, in lower case, without common endings: `parseHTTPHeaders` is pars, http, head."""
-    return [ENDING.sub("", word.lower()) for word in WORD.findall(text)]
+    """Words of identifiers and of prose, in lower case, without common English endings: `parseHTTPHeaders` is pars, http, head."""
+    return code_words(text, lambda word: ENDING.sub("", word))
 
 
-class Bm25:
-    """Okapi BM25 (k1 = 1.2, b = 0.75) by the package bm25s."""
-
-    def __init__(self, texts: Sequence[str]):
-        self._count, self._index = len(texts), import_bm25s().BM25(k1=1.2, b=0.75)
-        tokens = [words(text) for text in texts]
-        self._known = set().union(*tokens)
-        if self._known:
-            self._index.index(tokens, show_progress=False)
-
-    def scores(self, question: str) -> np.ndarray:
-        """float32 [N]; a word that the question repeats counts once."""
-        asked = [word for word in dict.fromkeys(words(question)) if word in self._known]
-        return self._index.get_scores(asked) if asked else np.zeros(self._count, np.float32)
+def index_texts(texts: Sequence[str]) -> Bm25:
+    return Bm25([words(text) for text in texts], k1=1.2)
 
 
 def standardised(scores_N: np.ndarray) -> np.ndarray:
@@ -90,12 +78,12 @@ class CodeSearch:
         model: SentenceTransformer | None = None,
         vectors_ND: np.ndarray | None = None,
     ):
-        self.by_name, self.by_text = Bm25(names), Bm25(texts)
+        self.by_name, self.by_text = index_texts(names), index_texts(texts)
         self.model, self.vectors_ND = model, vectors_ND
 
     def scores(self, question: str) -> np.ndarray:
         """[N]: the z-scores of both BM25 and of the cosine, weighed and added up."""
-        by_text_N, by_name_N = (standardised(index.scores(question)) for index in (self.by_text, self.by_name))
+        by_text_N, by_name_N = (standardised(index.scores(words(question))) for index in (self.by_text, self.by_name))
         lexical_N = by_text_N + NAME_WEIGHT * by_name_N
         if self.model is None:
             return lexical_N

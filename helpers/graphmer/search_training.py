@@ -1,78 +1,29 @@
 """A sentence encoder tuned on docstrings: sentence-transformers' trainer and its MultipleNegativesRankingLoss.
 
-model = sentence_encoder("sentence-transformers/all-MiniLM-L6-v2", texts)
+model = load_sentence_encoder("sentence-transformers/all-MiniLM-L6-v2", max_seq_length=CODE_TOKENS)
 freeze_lower_half(model)
 trainer = new_search_trainer(model, in_batches(rows, ...), held_out, MultipleNegativesRankingLoss(model), plan, machine, folder)
 trainer.train()
 """
 
-import functools
-import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from datasets import Dataset
-from sentence_transformers import (
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.sampler import DefaultBatchSampler
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch.utils.data import SequentialSampler
 
-from helpers.data import hub
-from helpers.machine import xla
-from helpers.machine.engine import cpu_copy
 from helpers.machine.runtime import Runtime
-from helpers.parameters import SAMPLE, source_path
 from helpers.plan.settings import Plan, Recipe
 from helpers.plan.workloads import Workload
 from helpers.train.arguments import training_arguments
-from helpers.train.trainer import TrainerMixin
+from helpers.train.sentence_encoder import SentenceEncoderTrainer
 
-from .parameters import MINILM
 from .search import CODE_TOKENS
-from .text import train_tokenizer
 
-REVISION = "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"
 BATCH, STEPS, LEARNING_RATE = 32, 120, 1e-4
-
-
-def sentence_encoder(base_model: str, texts: Iterable[str], *, seed: int = 0) -> SentenceTransformer:
-    """A pretrained sentence encoder, on the CPU in fp32, that reads `CODE_TOKENS` tokens of a text.
-
-    base_model: a hub id (that of MiniLM at its pinned revision), a local folder, or "sample": a random BERT of four layers with a
-        tokeniser trained on `texts`. No code of a checkpoint is run.
-
-    Raises FileNotFoundError (no such folder), and as `hub.reading` for what cannot be loaded.
-    """
-    if base_model == SAMPLE:
-        model = _sample(texts, seed)
-    else:
-        path = source_path("base_model", base_model)
-        options = {} if path else {"revision": REVISION if base_model == MINILM else None}
-        with hub.reading("base_model", base_model):
-            model = SentenceTransformer(
-                str(path or base_model), device="cpu", model_kwargs={"torch_dtype": torch.float32}, **options
-            )
-    model.max_seq_length = CODE_TOKENS
-    return model
-
-
-def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    from transformers import BertConfig, BertModel
-
-    tokenizer = train_tokenizer(texts, 4096)  # the same for the same texts
-    sizes = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
-    with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        BertModel(BertConfig(vocab_size=len(tokenizer), pad_token_id=0, **sizes)).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        backbone = Transformer(folder)
-    return SentenceTransformer(modules=[backbone, Pooling(sizes["hidden_size"])], device="cpu")
 
 
 def freeze_lower_half(model: SentenceTransformer) -> int:
@@ -83,44 +34,6 @@ def freeze_lower_half(model: SentenceTransformer) -> int:
     for layer in layers[len(layers) // 2 :]:
         layer.requires_grad_(True)
     return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-
-
-class SearchTrainer(TrainerMixin, SentenceTransformerTrainer):
-    """`SentenceTransformerTrainer` with exact resume, on a GPU, a TPU or a CPU; batches come in the order of the rows."""
-
-    def __init__(self, model: SentenceTransformer, *, runtime: Runtime, **kwargs) -> None:
-        model.model_card_data.local_files_only = True  # a save asks no hub for a licence
-        model.model_card_data.generate_widget_examples = False
-        super().__init__(model=model, runtime=runtime, **kwargs)
-        if runtime.family == "xla":  # which compiles anew for every shape
-            padding = {"text": {"padding": "max_length"}}
-            self.data_collator.preprocess_fn = functools.partial(
-                model.preprocess, max_length=CODE_TOKENS, processing_kwargs=padding
-            )
-
-    def trained_module(self) -> torch.nn.Module:
-        return self.loss
-
-    def transformer(self) -> torch.nn.Module:
-        return self.model.transformers_model
-
-    def add_model_card_callback(self, default_args_dict) -> None:
-        """Stock encodes examples for the card; ours holds none."""
-
-    def get_train_dataloader(self):
-        loader = super().get_train_dataloader()
-        return xla.shard_loader(loader) if self.runtime.kind == "xla" else loader
-
-    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        model = self.model
-        if model.device.type == "xla":
-            model = cpu_copy(model, model.model_card_data)
-        model.save_pretrained(str(output_dir or self.args.output_dir), create_model_card=self._staging is None)
-
-    def _load_from_checkpoint(self, checkpoint_path: str) -> None:
-        own = self.model.state_dict()
-        read = SentenceTransformer(checkpoint_path, device="cpu", local_files_only=True).state_dict()
-        self.model.load_state_dict({name: weight for name, weight in read.items() if name in own})
 
 
 def in_order(dataset, **options):
@@ -171,7 +84,7 @@ def new_search_trainer(
     seed: int,
     max_hours: float = 0.0,
     **overrides,
-) -> SearchTrainer:
+) -> SentenceEncoderTrainer:
     """The trainer of a run of `plan.max_steps` batches.
 
     rows, held_out: question and code, a batch after the other (`pairs.in_batches`).
@@ -180,8 +93,9 @@ def new_search_trainer(
     each = max(1, plan.max_steps // 4)
     fields = {"seed": seed, "logging_steps": max(1, each // 4), "eval_steps": each, "save_steps": each}
     fields |= {"batch_sampler": in_order, "per_device_eval_batch_size": plan.micro_batch_size}
-    return SearchTrainer(
+    return SentenceEncoderTrainer(
         model,
+        length=CODE_TOKENS,
         args=training_arguments(
             plan, runtime, output_dir, cls=SentenceTransformerTrainingArguments, **fields | overrides
         ),

@@ -17,10 +17,10 @@ import faiss
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
+from helpers.data.bm25 import import_bm25s
 from helpers.lejepa.data import Passage
 from helpers.lejepa.model import on_cpu
 from helpers.lejepa.standalone import terms, unit
-from helpers.machine.bm25 import import_bm25s
 
 # Q questions · N passages · K dimensions
 

@@ -6,13 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from helpers.data import hub
 from helpers.parameters import SAMPLE, source_path
 from helpers.run import run_folder
 from helpers.show import tracking
 
 from . import stock_script
 from .parameters import EPOCHS
-from .training import NOT_ARGUMENTS, REVISIONS, Settings, Task
+from .training import NOT_ARGUMENTS, Settings, Task
 
 
 def write_stock(task: Task, settings: Settings, folder: Path, *, model: str) -> list[Path]:
@@ -29,7 +30,7 @@ def write_stock(task: Task, settings: Settings, folder: Path, *, model: str) -> 
     local = source_path("base_model", base)
     chosen = {
         "model": model if base == SAMPLE else str(local.resolve()) if local else base,
-        "revision": REVISIONS.get(base, "main"),
+        "revision": hub.REVISIONS.get(base, "main"),
         "dtype": "float32",  # of the weights, whatever the checkpoint has
         "attn_implementation": settings["attn_implementation"],
         "max_length": task.params.max_length,

@@ -49,10 +49,6 @@ NOT_ARGUMENTS = ("attn_implementation", "pad_to")
 BATCH = "per_device_train_batch_size"
 PLANNED = (BATCH, "bf16", "fp16", "tf32", "gradient_checkpointing")  # through the plan
 PROCESSOR, WALL = "processor time", "wall time"
-REVISIONS = {
-    "google-bert/bert-base-uncased": "86b5e0934494bd15c9632b12f734a8a67f723594",
-    "sentence-transformers/all-MiniLM-L6-v2": "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
-}
 ROWS, LABELS = 16_000, 6  # of dair-ai/emotion, the notebook's default
 BUSY = 0.7  # utilisation below which the device waits
 
@@ -63,7 +59,7 @@ BUSY = 0.7  # utilisation below which the device waits
 def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[str] = (), seed: int):
     """(model, tokeniser): fp32 weights, a new head for `labels`, the attention that transformers chooses.
 
-    base_model: a hub id (`REVISIONS` are pinned), a local path, or "sample", which learns its tokeniser from `texts`. No code
+    base_model: a hub id (`hub.REVISIONS` are pinned), a local path, or "sample", which learns its tokeniser from `texts`. No code
         from a checkpoint is run; weights are safetensors.
 
     Raises as `hub.reading`.
@@ -74,7 +70,7 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
         return sample_classifier(texts, config)
     path = source_path("base_model", base_model)
     options = {
-        "revision": None if path else REVISIONS.get(base_model),
+        "revision": None if path else hub.REVISIONS.get(base_model),
         "local_files_only": path is None and not hub.answers(),  # what is cached may be enough
         "trust_remote_code": False,
     }

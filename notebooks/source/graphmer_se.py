@@ -211,7 +211,9 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from helpers.graphmer import search_training
 from helpers.graphmer.graph.extraction import folder_of
 from helpers.graphmer.pairs import held_out_packages, in_batches, installed_packages, pairs
+from helpers.graphmer.search import CODE_TOKENS
 from helpers.plan import settings as planner
+from helpers.train.sentence_encoder import load_sentence_encoder
 
 everything = pairs([folder_of(data_source), *installed_packages()], total=6_000, seed=params.seed)
 rows, held_out = held_out_packages(everything, 4, seed=params.seed)
@@ -219,7 +221,7 @@ told = {"pairs": len(rows), "packages": len(set(rows["package"]))}
 tables.show([told | {"held out": ", ".join(sorted(set(held_out["package"])))}])
 print(rows[0]["question"], rows[0]["code"][:300], sep="\n\n")
 
-encoder = search_training.sentence_encoder(params.base_model, rows["code"], seed=params.seed)
+encoder = load_sentence_encoder(params.base_model, texts=rows["code"], seed=params.seed, max_seq_length=CODE_TOKENS)
 search_rows = evaluation.search_rows(encoder, held_out)  # before any training
 weights = search_training.freeze_lower_half(encoder)
 recipe = search_training.search_recipe(params.search_steps)

@@ -1,19 +1,17 @@
 """Search in words: pairs of docstrings, BM25 against its formula, what is found, and a tuned encoder elsewhere and after a kill."""
 
 import json
-import math
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 
 from helpers.graphmer.pairs import definitions, held_out_packages, in_batches, pairs
-from helpers.graphmer.search import Bm25, search, words
+from helpers.graphmer.search import search, words
 from tests.harness import cpu_here, run
 
 from .batches import library
@@ -128,25 +126,6 @@ def test_words_of_names_and_prose_meet():
     assert words("rate") == words("rating") != words("read")
 
 
-def test_bm25_is_the_formula_of_okapi():
-    texts = ["read a file and a file", "write one file", "open a socket", "close"]
-    counts = [Counter(words(text)) for text in texts]
-    mean = sum(count.total() for count in counts) / len(counts)
-    index = Bm25(texts)
-    for question in ("read file", "a file file", "socket", "nothing here"):
-        found, expected = index.scores(question), []
-        for count in counts:
-            score = 0.0
-            for word in set(words(question)):
-                having = sum(word in other for other in counts)
-                rarity = math.log(1 + (len(texts) - having + 0.5) / (having + 0.5))
-                norm = count[word] + 1.2 * (1 - 0.75 + 0.75 * count.total() / mean)
-                score += rarity * count[word] / norm
-            expected.append(score)
-        scale = found.max() / max(expected) if max(expected) else 1.0  # the constant k1 + 1 changes no rank
-        np.testing.assert_allclose(found, np.array(expected) * scale, rtol=1e-4, atol=1e-6)
-
-
 def test_functions_methods_and_classes_are_found_with_their_place(package, tmp_path):
     (package / "broken.py").unlink()
     for question, name in (
@@ -176,9 +155,10 @@ from helpers.graphmer import search_training as training
 from helpers.graphmer.pairs import in_batches, pairs
 from helpers.machine import runtime
 from helpers.plan import settings
+from helpers.train.sentence_encoder import load_sentence_encoder
 torch.set_num_threads(1)
 rows = pairs([sys.argv[1]])
-model = training.sentence_encoder("sample", rows["code"])
+model = load_sentence_encoder("sample", texts=rows["code"], max_seq_length=64)
 training.freeze_lower_half(model)
 machine = runtime.detect(False, "fp32")
 plan = settings.plan(training.search_recipe(4, 8), training.search_workload(model, "graphmer_se"), machine)

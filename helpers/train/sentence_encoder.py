@@ -1,0 +1,130 @@
+"""A SentenceTransformer to start from, and sentence-transformers' trainer with exact resume on a GPU, a TPU or a CPU.
+
+model = load_sentence_encoder("sentence-transformers/all-MiniLM-L6-v2", max_seq_length=64)
+trainer = SentenceEncoderTrainer(model, length=64, args=..., train_dataset=..., loss=..., plan=plan, runtime=machine)
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+
+from helpers.data import hub
+from helpers.machine import xla
+from helpers.machine.engine import cpu_copy
+from helpers.machine.runtime import Runtime
+from helpers.parameters import SAMPLE, source_path
+
+from .trainer import TrainerMixin
+
+SAMPLE_WORDS = 2000
+PADDING_POSITIONS = ("mpnet", "roberta", "xlm-roberta", "camembert")  # their first two positions are for padding
+
+
+def load_sentence_encoder(
+    base_model: str, *, max_seq_length: int = 0, texts: Iterable[str] = (), seed: int = 0
+) -> SentenceTransformer:
+    """A pretrained sentence encoder in fp32 on the CPU; no code from a checkpoint is run, and weights are safetensors.
+
+    base_model: a hub id (at the revision of `hub.REVISIONS` where it has one), a local folder, or "sample": a random BERT of four
+        layers that knows the most frequent words of `texts`.
+    max_seq_length: tokens of a text that are read; 0 keeps the model's own number.
+
+    Raises ValueError for a max_seq_length beyond the model's positions, and what `source_path` and `hub.reading` raise.
+    """
+    model = _sample(texts, seed) if base_model == SAMPLE else _pretrained(base_model)
+    config = model[0].auto_model.config
+    config.use_cache = False  # nothing is generated, and XLA refuses the slice of Gemma's sliding cache
+    positions = getattr(config, "max_position_embeddings", None) or math.inf
+    if config.model_type in PADDING_POSITIONS:
+        positions -= 2
+    if max_seq_length > positions:
+        raise ValueError(f"max_seq_length={max_seq_length}: must be 0 (the model's own) to {positions} tokens")
+    if max_seq_length:
+        model.max_seq_length = max_seq_length
+    return model
+
+
+def _pretrained(base_model: str) -> SentenceTransformer:
+    path = source_path("base_model", base_model)
+    with hub.reading(base_model, "base_model"):
+        return SentenceTransformer(
+            str(path or base_model),
+            revision=hub.REVISIONS.get(base_model),
+            trust_remote_code=False,
+            model_kwargs={"dtype": torch.float32, "use_safetensors": True},
+            local_files_only=path is None and not hub.answers(),  # what is cached may be enough
+            device="cpu",
+        )
+
+
+def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
+    """A random BERT, 64 wide, that knows the most frequent words of the texts and letters; the same each time."""
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    counts = Counter(word for text in texts for word in re.findall(r"[a-z0-9]+", text.lower()))
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,:;()"
+    frequent = sorted(counts, key=lambda word: (-counts[word], word))[:SAMPLE_WORDS]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = dict.fromkeys([*special, *letters, *(f"##{letter}" for letter in letters), *frequent])
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
+    with tempfile.TemporaryDirectory() as folder:  # Transformer takes a path and nothing else
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            BertModel(BertConfig(vocab_size=len(pieces), **sizes)).save_pretrained(folder)
+        BertTokenizerFast(vocab={piece: number for number, piece in enumerate(pieces)}).save_pretrained(folder)
+        transformer = Transformer(folder, model_kwargs={"use_safetensors": True})
+    transformer.max_seq_length = 128
+    return SentenceTransformer(modules=[transformer, Pooling(64)], device="cpu")
+
+
+def encoder_on_cpu(model: SentenceTransformer) -> SentenceTransformer:
+    """The model itself, or a copy on the CPU of one on an XLA device, which shares nothing but the model card."""
+    return cpu_copy(model, model.model_card_data) if model.device.type == "xla" else model
+
+
+def preprocess_at_length(model: SentenceTransformer, length: int, *, fixed: bool):
+    """`model.preprocess` that cuts texts at `length` tokens and pads a batch to its longest text.
+
+    fixed: pad to `length`, for XLA, which compiles anew for every shape.
+    """
+    padding = {"padding": "max_length" if fixed else True}
+    return functools.partial(model.preprocess, max_length=length, processing_kwargs={"text": padding})
+
+
+class SentenceEncoderTrainer(TrainerMixin, SentenceTransformerTrainer):
+    """`SentenceTransformerTrainer` for a loss that holds its model; texts are cut at `length` tokens.
+
+    A checkpoint has no model card. That of a saved model asks no hub for a licence and encodes no examples.
+    """
+
+    def __init__(self, model: SentenceTransformer, *, length: int, runtime: Runtime, **kwargs) -> None:
+        model.model_card_data.local_files_only = True
+        model.model_card_data.generate_widget_examples = False
+        super().__init__(model=model, runtime=runtime, **kwargs)
+        self.data_collator.preprocess_fn = preprocess_at_length(model, length, fixed=runtime.family == "xla")
+
+    def trained_module(self) -> torch.nn.Module:
+        return self.loss
+
+    def transformer(self) -> torch.nn.Module:
+        return self.model.transformers_model
+
+    def add_model_card_callback(self, default_args_dict) -> None:
+        """No callback: the stock one counts the tokens of a thousand texts and prints some of them on the card."""
+
+    def get_train_dataloader(self):
+        loader = super().get_train_dataloader()
+        return xla.shard_loader(loader) if self.runtime.kind == "xla" else loader
+
+    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
+        model = encoder_on_cpu(self.model)
+        model.save_pretrained(str(output_dir or self.args.output_dir), create_model_card=self._staging is None)
