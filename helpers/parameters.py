@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic.fields import FieldInfo
 
 SAMPLE, UPLOAD = "sample", "upload"
+DRIVE = "drive"  # a value of keep_in
 DATA_SUFFIXES = (".txt", ".parquet", ".jsonl", ".json", ".csv", ".tsv")
 LARGEST = 10**9  # an int without a `high`
 LENGTH = ("max_steps", "patience")  # may change when a run is resumed
@@ -135,6 +136,14 @@ class Parameters(BaseModel):
     max_hours: float = parameter(
         0.0, "Hours after which this session saves and stops; 0 sets no limit.", group=MACHINE, low=0, identity=False
     )
+    keep_in: str = parameter(
+        "",
+        "Second place for checkpoints and results, from which a new machine continues: 'drive' (Google Drive, in Colab) or a "
+        "folder that outlasts this machine; empty keeps them on this machine only.",
+        group=MACHINE,
+        suggestions=("", "drive"),
+        identity=False,
+    )
     resume: bool = parameter(
         True, "Continue from the newest whole checkpoint in output_dir.", group=MACHINE, identity=False
     )
@@ -166,6 +175,16 @@ class Parameters(BaseModel):
         for part in (path, *path.parents):
             if part.exists() and not part.is_dir():
                 raise ValueError(f"output_dir={value!r}: {part.resolve()} is a file; name a folder")
+        return str(path)
+
+    @field_validator("keep_in")
+    @classmethod
+    def _is_a_place(cls, value: str) -> str:
+        if value.strip() in ("", DRIVE):
+            return value.strip()
+        path = expanded("keep_in", value)
+        if path.is_file():
+            raise ValueError(f"keep_in={value!r} is a file: name a folder, or {DRIVE!r} for Google Drive in Colab")
         return str(path)
 
     @classmethod

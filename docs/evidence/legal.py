@@ -120,6 +120,5 @@ def parameters() -> str:
         "gradient_checkpointing",
         "num_processes",
         "save_steps",
-        "logging_steps",
     )
     return declarations.table(LegalParameters, names=names)

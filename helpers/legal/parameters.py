@@ -12,6 +12,7 @@ from helpers.plan.settings import Recipe
 
 NOTEBOOK = "legal_cot_sft"
 EPOCHS = 3
+LOGGING_STEPS = 5
 TRAINING = "Training"
 
 
@@ -62,7 +63,6 @@ class LegalParameters(Parameters):
     save_steps: int = parameter(
         50, "Optimizer steps between two evaluations, each with a checkpoint.", group=MACHINE, low=1, identity=False
     )
-    logging_steps: int = parameter(5, "Optimizer steps between two logs.", group=MACHINE, low=1, identity=False)
 
     @field_validator("max_length")
     @classmethod
@@ -73,8 +73,8 @@ class LegalParameters(Parameters):
 
     def logged(self) -> dict[str, Any]:
         """Fields of SFTConfig: when to log, evaluate and save, and the seed of data order and dropout."""
-        fields = self.model_dump(include={"seed", "logging_steps", "save_steps", "report_to"})
-        return fields | {"eval_steps": self.save_steps}
+        fields = self.model_dump(include={"seed", "save_steps", "report_to"})
+        return fields | {"eval_steps": self.save_steps, "logging_steps": LOGGING_STEPS}
 
 
 def recipe(blocks: int, max_length: int, method: str, devices: int = 1) -> Recipe:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helpers.data.data_source import ModelSource
-from helpers.parameters import Parameters, Source, Text, parameter
+from helpers.parameters import Parameters, Source, parameter
 from helpers.plan.settings import Recipe
 
 NOTEBOOK = "hardware_tuning"
@@ -62,9 +62,6 @@ class TuningParameters(Parameters):
         low=0,
         high=100,
         identity=False,
-    )
-    text: Text = parameter(
-        "i feel like nobody listens to me", "A text that the last cell classifies.", group=TUNING, identity=False
     )
 
 

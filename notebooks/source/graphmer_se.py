@@ -25,8 +25,10 @@
 #
 # {planned}
 #
-# MiniLM, which the search starts from, is under Apache-2.0. Disconnected? Run all again: with the same `output_dir` it continues from
-# the last checkpoint and ends with the same weights.
+# MiniLM, which the search starts from, is under Apache-2.0.
+#
+# If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
+# still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
 
 # %% [markdown] tags=["tpu"]
 # # Answers about your code, a search of it, and GraphMER-SE (TPU)
@@ -48,8 +50,10 @@
 #
 # {planned}
 #
-# MiniLM, which the search starts from, is under Apache-2.0. Disconnected? Run all again: with the same `output_dir` it continues from
-# the last checkpoint and ends with the same weights.
+# MiniLM, which the search starts from, is under Apache-2.0.
+#
+# If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
+# still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers bm25s wandb matplotlib

@@ -25,8 +25,8 @@
 # education and research). The hub cannot be reached from where this notebook is tested, so these defaults were not run by us; the same
 # cells were run with other models and files, and with `data_source="sample"`.
 #
-# Disconnected? Run all again: with the same `output_dir` the timings are read back and training goes on from the last
-# checkpoint.
+# If you are disconnected, press **Run all** again: the timings are read back and training goes on where it stopped, as long as its disk is still
+# there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
 
 # %% [markdown] tags=["tpu"]
 # # Hardware tuning: which settings are faster on this TPU
@@ -47,8 +47,8 @@
 # education and research). The hub cannot be reached from where this notebook is tested, so these defaults were not run by us; the same
 # cells were run with other models and files, and with `data_source="sample"`.
 #
-# Disconnected? Run all again: with the same `output_dir` the timings are read back and training goes on from the last
-# checkpoint.
+# If you are disconnected, press **Run all** again: the timings are read back and training goes on where it stopped, as long as its disk is still
+# there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers wandb nvidia-ml-py matplotlib
@@ -278,7 +278,8 @@ with torch.no_grad():
     ours, theirs = (model.eval()(**inputs).logits for model in (trained_model, reloaded))
 torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
 classify = pipeline("text-classification", model=reloaded, tokenizer=tokenizer, device="cpu")
-tables.show(classify(params.text, top_k=3, truncation=True, max_length=params.max_length), params.text)
+text = "i feel like nobody listens to me"  # or any text in quotes
+tables.show(classify(text, top_k=3, truncation=True, max_length=params.max_length), text)
 
 for file in write_stock(task, settings, run.path / "stock", model="../model"):
     print(file)

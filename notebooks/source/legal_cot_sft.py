@@ -26,7 +26,8 @@
 # cannot be reached from where this notebook is tested, so these defaults were not run by us; the same cells were run with other
 # models and files, and with `data_source="sample"`. What the model writes is no legal advice: a model of this size invents cases.
 #
-# Disconnected? Run all again: with the same `output_dir` the run continues from its last checkpoint and ends with the same weights.
+# If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
+# still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
 
 # %% [markdown] tags=["tpu"]
 # # Legal chain-of-thought fine-tuning (TPU)
@@ -49,7 +50,8 @@
 # cannot be reached from where this notebook is tested, so these defaults were not run by us; the same cells were run with other
 # models and files, and with `data_source="sample"`. What the model writes is no legal advice: a model of this size invents cases.
 #
-# Disconnected? Run all again: with the same `output_dir` the run continues from its last checkpoint and ends with the same weights.
+# If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
+# still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock peft trl sentence-transformers wandb matplotlib

@@ -24,7 +24,8 @@
 # pages of the US National Institutes of Health). No account is needed. The hub cannot be reached from where this notebook is tested,
 # so this default was not run by us; the same cells were run with files and with `data_source="sample"`.
 #
-# Disconnected? Run all again: it continues from the last checkpoint in `output_dir` and ends with the same weights.
+# If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
+# still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
 
 # %% [markdown] tags=["tpu"]
 # # A search over your own documents, with LeJEPA (TPU)
@@ -44,7 +45,8 @@
 # pages of the US National Institutes of Health). No account is needed. The hub cannot be reached from where this notebook is tested,
 # so this default was not run by us; the same cells were run with files and with `data_source="sample"`.
 #
-# Disconnected? Run all again: it continues from the last checkpoint in `output_dir` and ends with the same weights.
+# If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
+# still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers faiss-cpu bm25s wandb matplotlib

@@ -20,7 +20,8 @@
 #
 # {planned}
 #
-# If you are disconnected, press **Run all** again: the run continues where it stopped and ends with the same weights.
+# If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
+# still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
 
 # %% [markdown] tags=["tpu"]
 # # A language model whose memory is never trained (TPU)
@@ -37,7 +38,8 @@
 #
 # {planned}
 #
-# If you are disconnected, press **Run all** again: the run continues where it stopped and ends with the same weights.
+# If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
+# still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock wandb matplotlib

@@ -19,7 +19,6 @@ TINY = {
     "base_model": "sample",
     "max_steps": 6,
     "save_steps": 3,
-    "logging_steps": 3,
     "batch_size": 8,
     "learning_rate": 0.005,
 }
