@@ -11,6 +11,7 @@ papermill only warns about an unknown name, makes `-p resume false` the string "
 
 import ast
 import difflib
+import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -21,7 +22,8 @@ from pydantic.fields import FieldInfo
 
 SAMPLE, UPLOAD = "sample", "upload"
 DRIVE = "drive"  # a value of keep_in
-DATA_SUFFIXES = (".txt", ".parquet", ".jsonl", ".json", ".csv", ".tsv")
+DATA_SUFFIXES = (".txt", ".md", ".parquet", ".jsonl", ".json", ".csv", ".tsv", ".zip")
+NO_NETWORK = "Without a network set data_source and, where there is one, base_model to 'sample'."
 LARGEST = 10**9  # an int without a `high`
 LENGTH = ("max_steps", "patience")  # may change when a run is resumed
 MAIN, MACHINE = "Main", "Machine and logging"
@@ -62,9 +64,10 @@ def parameter(
 
 
 def source_path(name: str, value: str) -> Path | None:
-    """The local path `value` (~ expanded), or None if it is "sample", "upload" or a hub id.
+    """The local path `value`, absolute, or None if it is "sample", "upload" or a hub id.
 
-    A path starts with ./ ../ / or ~, ends in a data suffix, or exists.
+    A path starts with ./ ../ / or ~, ends in a data suffix, or exists. A data set of the hub is owner/name: some names without
+    an owner, such as "text", mean the files of the working directory to the library `datasets`.
 
     Raises:
         FileNotFoundError: the path does not exist.
@@ -75,7 +78,7 @@ def source_path(name: str, value: str) -> Path | None:
     path = expanded(name, value)
     if value.strip() and path.exists():
         if path.is_file() or path.is_dir():
-            return path
+            return path.absolute()
         raise ValueError(f"{name}={value!r} is neither a file nor a folder: name one")
     if value.startswith(("./", "../", "/", "~")) or value.lower().endswith(DATA_SUFFIXES):
         raise FileNotFoundError(
@@ -83,6 +86,11 @@ def source_path(name: str, value: str) -> Path | None:
         )
     if not HUB_ID.fullmatch(value):
         raise ValueError(f"{name}={value!r} is neither a path that exists nor a hub id (owner/name) nor {SAMPLE!r}")
+    if name == "data_source" and "/" not in value:
+        raise FileNotFoundError(
+            f"{name}={value!r}: no file or folder of this name in {Path.cwd()}; correct the path, or give a hub id with its "
+            f"owner (owner/name) or {SAMPLE!r}"
+        )
     return None
 
 
@@ -98,7 +106,7 @@ def expanded(name: str, value: str) -> Path:
 
 
 def local_or_hub(value: str, info) -> str:
-    """Validates a hub id, "sample" or a path, whose ~ it expands. Raises as `source_path`."""
+    """Validates a hub id, "sample" or a path, which it makes absolute. Raises as `source_path`."""
     path = source_path(info.field_name, value)
     return value if path is None else str(path)
 
@@ -125,7 +133,7 @@ class Parameters(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False, str_max_length=100_000)
 
-    data_source: Source = parameter(SAMPLE, "Hub data set, path to your own data, or 'sample', which needs no network.")
+    data_source: Source = parameter(SAMPLE, f"Hub data set, path to your own data, or 'sample'. {NO_NETWORK}")
     output_dir: str = parameter("outputs/run", "Folder for checkpoints, results and the trained model.", identity=False)
     max_steps: int = parameter(0, "Optimizer steps; 0 takes the number of the recipe.", low=0)
     batch_size: int = parameter(
@@ -217,9 +225,33 @@ def check(cls: type[P], namespace: Mapping[str, Any]) -> P:
 
 
 def identity(params: Parameters) -> dict[str, bool | int | float | str]:
-    """The parameters that define a run: all but its length, its folder and how it is watched."""
+    """The parameters that define a run: all but its length, its folder and how it is watched.
+
+    Data and a model of one's own are the same by another path: of the data the name counts here, and `RunFolder.same_data`
+    compares its digest; of a model the name and `weights_digest`.
+    """
     fields = type(params).model_fields.items()
-    return {name: getattr(params, name) for name, field in fields if extra(field)["identity"] and name not in LENGTH}
+    names = [name for name, field in fields if extra(field)["identity"] and name not in LENGTH]
+    values = {name: getattr(params, name) for name in names}
+    data = source_path("data_source", values["data_source"])
+    if data:
+        values["data_source"] = data.resolve().name
+    model = source_path("base_model", values.get("base_model", SAMPLE))
+    if model:
+        values["base_model"] = f"{model.resolve().name}, sha256 {weights_digest(model)[:16]}"
+    return values
+
+
+def weights_digest(folder: Path) -> str:
+    """sha256 of the names, sizes and last 64 KiB of the weights and configurations in a model's folder."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.suffix in (".json", ".safetensors") and file.is_file():
+            with file.open("rb") as content:
+                size = content.seek(0, 2)
+                content.seek(max(0, size - 2**16))
+                digest.update(f"{file.name} {size}\n".encode() + content.read())
+    return digest.hexdigest()
 
 
 def extra(field: FieldInfo) -> Mapping[str, Any]:

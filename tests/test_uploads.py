@@ -19,6 +19,7 @@ pytestmark = pytest.mark.once
 def window(tmp_path, monkeypatch):
     """Colab's `files.upload`, which writes what was chosen into the working directory, a second copy under another name."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     chosen = {}
 
     def upload() -> dict[str, bytes]:
@@ -49,15 +50,15 @@ def test_outside_of_colab_a_path_is_asked_for():
     with pytest.raises(
         ValueError, match=r"data_source='upload' asks for a file in Colab's window; here give the file's path"
     ):
-        uploads.located("upload")
+        uploads.locate("upload")
 
 
 def test_the_chosen_file_is_the_data_source_and_chosen_again_it_is_the_same(window):
     window["texts.csv"] = b"text,label\na,b\n"
     for _ in range(2):
-        assert uploads.located("upload") == "texts.csv"
-    assert uploads.located("other.csv") == "other.csv"
-    assert [path.name for path in Path().iterdir()] == ["texts.csv"]
+        place = uploads.locate("upload")
+        assert (place.path, place.name) == (Path("texts.csv").absolute(), "texts.csv")
+    assert [path.name for path in Path().glob("*.csv")] == ["texts.csv"]
 
 
 def test_another_file_of_the_same_name_is_kept_beside_it(window):
@@ -85,13 +86,14 @@ def archive(names: list[str]) -> bytes:
 
 def test_a_zip_is_a_folder_and_stays_inside_of_it(window):
     window["documents.zip"] = archive(["a.md", "part/b.txt", "../outside.txt", "/root.txt"])
-    assert uploads.uploaded("data_source") == "documents"
-    found = {str(path.relative_to("documents")) for path in Path("documents").rglob("*") if path.is_file()}
+    place = uploads.locate("upload")
+    found = {path.relative_to(place.path).as_posix() for path in place.path.rglob("*") if path.is_file()}
     assert found == {"a.md", "part/b.txt", "outside.txt", "root.txt"}
+    assert place.name == "documents.zip"
     assert not Path("../outside.txt").exists()
 
 
 def test_a_damaged_archive_is_refused(window):
     window["documents.zip"] = archive(["a.md"])[:-8]
-    with pytest.raises(ValueError, match=r"data_source='documents\.zip' is no whole archive"):
-        uploads.uploaded("data_source")
+    with pytest.raises(ValueError, match=r"data_source='documents\.zip' is not a whole \.zip"):
+        uploads.locate("upload")

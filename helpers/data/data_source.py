@@ -1,14 +1,42 @@
-"""Where the data and the model of a run are from: a hub id, a path of one's own, or a file that is asked for in Colab."""
+"""Where the data and the model of a run are from: a hub id, a path of one's own, or a file that is asked for in Colab.
+
+How a room reads its data:
+
+    place = locate(params.data_source)  # .path (absolute, a .zip unpacked) or None; .name; .source, with which errors begin
+    if place.is_sample: ...
+    # rows: of a file, a folder with train.csv and test.csv, or the hub; a bad one is set aside
+    set_aside = SetAside(place.source)
+    splits = read_splits(place, SUFFIXES, set_aside)
+    # texts: listing.list_files(place.path, (".md", ".txt"), source=place.source), then text.read_text(file)
+
+See `rows`, `listing` and `text`. A local path is never handed to a library: `datasets` takes some names, such as "text", for its own.
+"""
 
 import re
-import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from helpers.parameters import SAMPLE, UPLOAD, expanded, local_or_hub
+from helpers.data import archive, hub
+from helpers.data.listing import Listing, list_files
+from helpers.data.rows import Row, SetAside, number_rows, read_rows
+from helpers.parameters import SAMPLE, UPLOAD, local_or_hub, source_path
+
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+    "eval": "test",
+    "evaluation": "test",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +62,8 @@ class DataSource:
 
 def model_folder_or_hub(value: str, info) -> str:
     """As `local_or_hub`, for a model: raises ValueError for a file."""
-    if value != SAMPLE and expanded(info.field_name, value).is_file():
+    path = source_path(info.field_name, value)
+    if path and path.is_file():
         raise ValueError(f"{info.field_name}={value!r} is a file: give the folder of a model, a hub id or {SAMPLE!r}")
     return local_or_hub(value, info)
 
@@ -42,22 +71,107 @@ def model_folder_or_hub(value: str, info) -> str:
 ModelSource = Annotated[str, AfterValidator(model_folder_or_hub)]
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the data of a run is: a file or folder of one's own, the hub, or the sample."""
+
+    value: str  # of the parameter
+    name: str  # of a path the last part, since results are shared; else the value
+    path: Path | None = None  # absolute; of a .zip the folder that it is unpacked into
+
+    @property
+    def source(self) -> str:
+        """The parameter and its value, with which an error begins."""
+        return f"data_source={self.value!r}"
+
+    @property
+    def is_sample(self) -> bool:
+        return self.value == SAMPLE
+
+
+def locate(data_source: str) -> Place:
+    """Where the data is. A .zip is unpacked; "upload" asks for a file in Colab now. Says in one line what is read.
+
+    Raises as `source_path`, `uploaded` and `archive.unpack`.
+    """
+    value = uploaded("data_source") if data_source == UPLOAD else data_source
+    path = source_path("data_source", value)
+    if path is None:
+        if value == SAMPLE and Path(SAMPLE).exists():
+            print(f"data_source={value!r} is the sample; for what has this name here write './{SAMPLE}'")
+        return Place(value, value)
+    name = path.resolve().name  # the same for a link
+    if path.suffix.lower() == ".zip" and path.is_file():
+        path = archive.unpack(path, source=f"data_source={value!r}")
+    print(f"data_source={data_source!r} is read from {path}")
+    return Place(value, name, path)
+
+
+def read_splits(place: Place, suffixes: Sequence[str], set_aside: SetAside, **options: Any) -> dict[str, Iterator[Row]]:
+    """The rows of a file, a folder or a hub set by split: train, and validation and test where there are such.
+
+    A file is the split train. In a folder the name of a file, or of the folder that it is in, says its split, as `test.csv` or
+    `data/valid-00000-of-00001.parquet` do; where none is named train, the files that name no split are that.
+
+    options: of `datasets.load_dataset`, for a hub set.
+
+    Raises as `read_rows`, `list_files` and `hub.splits`.
+    """
+    if place.path is None:
+        parts = hub.splits(place.value, **options)
+        return {
+            SPLITS[name]: number_rows(f"{place.source}, {name}", rows, set_aside)
+            for name, rows in parts.items()
+            if name in SPLITS
+        }
+    if place.path.is_file():
+        return {"train": read_rows(place.path, suffixes, set_aside)}
+    listing = list_files(place.path, suffixes, source=place.source)
+    by_split: dict[str, list[Path]] = {}
+    for file in listing.files:
+        by_split.setdefault(_split_of(listing.name(file)), []).append(file)
+    unnamed = by_split.pop("", [])
+    if "train" not in by_split:
+        by_split["train"] = unnamed
+    else:
+        for file in unnamed:
+            listing.skip(file, "its name is not one of train, validation and test")
+    print(listing)
+    if not by_split["train"]:
+        raise ValueError(f"{place.source}: no file of training rows; name one train, as in train.csv")
+    return {split: _read_files(files, listing, suffixes, set_aside) for split, files in by_split.items()}
+
+
+def _split_of(name: str) -> str:
+    """The split that a path names, "" if it names none."""
+    for word in re.split(r"[^a-z]+", name.lower()):
+        if word in SPLITS:
+            return SPLITS[word]
+    return ""
+
+
+def _read_files(files: list[Path], listing: Listing, suffixes: Sequence[str], set_aside: SetAside) -> Iterator[Row]:
+    for file in files:
+        yield from read_rows(file, suffixes, set_aside, source=f"{set_aside.source}, {listing.name(file)}")
+
+
 def located(data_source: str) -> str:
-    """`data_source` as given, or for "upload" the path of a file that is asked for now. Raises as `uploaded`."""
-    return uploaded("data_source") if data_source == UPLOAD else data_source
+    """As `locate`: the path, or the value."""
+    place = locate(data_source)
+    return str(place.path or place.value)
 
 
 def uploaded(name: str) -> str:
-    """Asks for one file in Colab and returns its path in the working directory; a .zip is unpacked into a folder.
+    """Asks for one file in Colab and returns its path in the working directory.
 
     The same file chosen again is the one that is there already, so that its run goes on. Raises ValueError outside of
-    Colab, unless one file was chosen, and for an archive that is damaged.
+    Colab, and unless one file was chosen.
     """
     try:
         from google.colab import files
     except ImportError:
         raise ValueError(f"{name}={UPLOAD!r} asks for a file in Colab's window; here give the file's path") from None
-    chosen = [Path(each) for each in files.upload()]
+    chosen = [Path(name) for name in files.upload()]
     if len(chosen) != 1:
         raise ValueError(f"{name}={UPLOAD!r}: {len(chosen)} files were chosen; run the cell again and choose one")
     (path,) = chosen
@@ -67,16 +181,4 @@ def uploaded(name: str) -> str:
     if first != path and first.is_file() and first.read_bytes() == path.read_bytes():
         path.unlink()
         path = first
-    if path.suffix.lower() == ".zip":
-        path = _unpacked(name, path)
-    print(f"{name}={UPLOAD!r}: reading {path}")
     return str(path)
-
-
-def _unpacked(name: str, path: Path) -> Path:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            archive.extractall(path.with_suffix(""))  # it leaves out `..` and roots
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{name}={str(path)!r} is no whole archive ({error}): upload it again") from None
-    return path.with_suffix("")

@@ -20,6 +20,7 @@ REVISIONS = {  # of encoders that more than one room starts from; of other model
     MINILM: "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
     MPNET: "e8c3b32edf5434bc2275fc9bab85f82640a19130",
 }
+OFFLINE = 'Without a network set data_source="sample" and, where the notebook has it, base_model="sample", too; or give local paths'
 
 
 def answers(timeout: float = 5.0) -> bool:
@@ -41,7 +42,7 @@ def answers(timeout: float = 5.0) -> bool:
 
 
 @contextlib.contextmanager
-def reading(source: str, name: str = "data_source") -> Iterator[None]:
+def reading(*, name: str, source: str) -> Iterator[None]:
     """Turns what a library raises inside the block into an error that names the parameter.
 
     The error is a PermissionError for a gated repository, else a ConnectionError, a FileNotFoundError or a ValueError.
@@ -59,7 +60,7 @@ def reading(source: str, name: str = "data_source") -> Iterator[None]:
         (
             (ConnectionError, LocalEntryNotFoundError),
             ConnectionError,
-            f': the Hugging Face hub cannot be reached; use {name}="sample" or a local path',
+            f": the Hugging Face hub cannot be reached. {OFFLINE}",
         ),
         (
             (RepositoryNotFoundError, FileNotFoundError),
@@ -82,11 +83,12 @@ def reading(source: str, name: str = "data_source") -> Iterator[None]:
 
 
 def splits(data_source: str, **options: Any):
-    """The splits of a hub set or of a folder in its layout. Raises as `reading`, and ValueError if none is `train`."""
+    """The splits of a hub set. Raises as `reading`, and ValueError if none is `train`."""
     import datasets
 
-    with reading(data_source):
-        found = datasets.load_dataset(str(source_path("data_source", data_source) or data_source), **options)
-    if "train" not in found:
-        raise ValueError(f"data_source={data_source!r}: no split `train`; splits found: {', '.join(found)}")
-    return found
+    folder = source_path("data_source", data_source)  # absolute, which no library takes for a name of its own
+    with reading(name="data_source", source=data_source):
+        parts = datasets.load_dataset(str(folder or data_source), **options)
+    if "train" not in parts:
+        raise ValueError(f"data_source={data_source!r}: no split `train`; its splits: {', '.join(parts)}")
+    return parts

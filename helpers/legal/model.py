@@ -61,7 +61,7 @@ def load_model(
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
         )
-    with hub.reading(name, "base_model"):
+    with hub.reading(name="base_model", source=name):
         tokenizer = sample_tokenizer() if name == SAMPLE else AutoTokenizer.from_pretrained(name, **options)
     template = ChatTemplate(tokenizer)
     if name == SAMPLE and params.method != "qlora":  # of several processes only the first would save it
@@ -69,7 +69,7 @@ def load_model(
         for weight in model.parameters():  # not the rotary frequencies, which are not saved and stay fp32 when loaded
             weight.data = weight.data.to(dtype)
     else:
-        with tempfile.TemporaryDirectory() as folder, hub.reading(name, "base_model"):
+        with tempfile.TemporaryDirectory() as folder, hub.reading(name="base_model", source=name):
             if name == SAMPLE:  # four bits are made where weights are read
                 sample_model(len(tokenizer), tokenizer.eos_token_id, params.seed).save_pretrained(folder)
             model = AutoModelForCausalLM.from_pretrained(folder if name == SAMPLE else name, **weights)

@@ -212,7 +212,7 @@ def _from_hub(data_source: str) -> _Found:
     import datasets
 
     revision, said = REVISIONS.get(data_source), f"data_source={data_source!r}"
-    with hub.reading(data_source):
+    with hub.reading(name="data_source", source=data_source):
         subsets = datasets.get_dataset_config_names(data_source, revision=revision)
 
         def rows(subset: str) -> dict[str, Iterable[Row]]:

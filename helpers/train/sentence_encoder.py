@@ -54,7 +54,7 @@ def load_sentence_encoder(
 
 def _pretrained(base_model: str) -> SentenceTransformer:
     path = source_path("base_model", base_model)
-    with hub.reading(base_model, "base_model"):
+    with hub.reading(name="base_model", source=base_model):
         return SentenceTransformer(
             str(path or base_model),
             revision=hub.REVISIONS.get(base_model),

@@ -76,7 +76,7 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
     }
     # The head may have other labels, and is drawn anew.
     weights = {"dtype": "float32", "use_safetensors": True, "ignore_mismatched_sizes": True}
-    with hub.reading(base_model, "base_model"):
+    with hub.reading(name="base_model", source=base_model):
         name = str(path or base_model)
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
         model = AutoModelForSequenceClassification.from_pretrained(name, **config, **weights, **options)

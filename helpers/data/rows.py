@@ -1,0 +1,334 @@
+"""The rows of a user's file. A row that cannot be used is set aside with its line and its reason, and counted.
+
+set_aside = SetAside(place.source)
+rows = read_rows(place.path, SUFFIXES, set_aside)
+texts = list(set_aside.convert(rows, read_text))  # read_text(row) raises Unusable for a row that cannot be used
+set_aside.check()                                 # raises ValueError where most rows are set aside, or none was read
+print(set_aside)
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from .text import check_lines, fitting_encoding, read_text
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")  # that `read_rows` can read
+DELIMITERS = (",", ";", "\t")
+LONGEST_FIELD = 2**31 - 1  # characters; Python's csv refuses more than 131,072 by default
+# A field of several lines, each with as many fields as a row, may be rows that an unclosed quote swallowed. It is taken for
+# that where its lines repeat short values of their columns, such as labels, or where they hold so many delimiters.
+SHORT, MOST_VALUES, MANY_DELIMITERS = 40, 1000, 8
+SHOWN_REASONS = 10
+
+T = TypeVar("T")
+
+
+class Unusable(ValueError):
+    """Why a row cannot be used."""
+
+
+class Row(NamedTuple):
+    where: str  # source, file and line, with which an error begins
+    number: int
+    values: dict[str, Any]  # by column
+
+    def text(self, column: str, kinds: type = str) -> str:
+        """The value of a column as text, "" where there is none. Raises Unusable for one that is not of `kinds`."""
+        value = self.values.get(column)
+        if value is None:
+            return ""
+        if not isinstance(value, kinds):
+            raise Unusable(f"column `{column}` holds a {type(value).__name__} and not text; write it as a string")
+        return str(value)
+
+    def column(self, names: Sequence[str], remedy: str) -> str:
+        """The first of the columns `names` that the row has. Raises Unusable, with the remedy, if it has none."""
+        for name in names:
+            if name in self.values:
+                return name
+        wanted = " or ".join(f"`{name}`" for name in names)
+        columns = ", ".join(map(str, self.values)) or "none"
+        raise Unusable(f"no column {wanted} (its columns: {columns[:500]}); {remedy}")
+
+
+@dataclass
+class SetAside:
+    """The rows of a source that cannot be used.
+
+    source: the parameter and its value, with which an error begins. read: how many rows there were, with those set aside.
+    """
+
+    source: str
+    rows: list[tuple[str, str]] = field(default_factory=list)  # where, reason
+    read: int = 0
+
+    def add(self, row: Row, reason: str) -> None:
+        self.rows.append((row.where.removeprefix(f"{self.source}, "), reason))
+
+    def convert(self, rows: Iterable[Row], convert: Callable[[Row], T]) -> Iterator[T]:
+        """What `convert` makes of each row. A row for which it raises Unusable is set aside."""
+        for row in rows:
+            try:
+                converted = convert(row)
+            except Unusable as reason:
+                self.add(row, str(reason))
+            else:
+                yield converted
+
+    def check(self) -> None:
+        """Raises ValueError if there was no row, or if most of the rows are set aside."""
+        if not self.read:
+            raise ValueError(f"{self.source} holds no rows")
+        if 2 * len(self.rows) > self.read:
+            raise ValueError(f"{self.source}: {self}")
+
+    def __str__(self) -> str:
+        """How many rows are set aside and a line for each reason; "" if none is."""
+        if not self.rows:
+            return ""
+        counts = Counter(reason for _, reason in self.rows)
+        first = {reason: where for where, reason in reversed(self.rows)}
+        lines = [f"{len(self.rows):,} of {self.read:,} rows cannot be used and are set aside"]
+        for reason, count in counts.most_common(SHOWN_REASONS):
+            lines.append(f"  {count:,}, first {first[reason]}: {reason}")
+        if len(counts) > SHOWN_REASONS:
+            lines.append(f"  and {len(counts) - SHOWN_REASONS:,} more reasons")
+        return "\n".join(lines)
+
+
+def read_rows(path: Path, suffixes: Sequence[str], set_aside: SetAside, *, source: str = "") -> Iterator[Row]:
+    """The rows of a .jsonl, .json (an array, or an object a line), .csv, .tsv or .parquet file, as they are read.
+
+    suffixes: those of SUFFIXES that the caller takes. source: with which an error begins; that of `set_aside` by default.
+
+    Raises ValueError for another suffix, another encoding, an unclosed quote that swallows rows, and a file that cannot be parsed.
+    """
+    source, suffix = source or set_aside.source, path.suffix.lower()
+    if suffix not in suffixes:
+        raise ValueError(f"{source}: cannot read {suffix or 'a file without a suffix'}; use {', '.join(suffixes)}")
+    if suffix == ".parquet":
+        return _count(_parquet(path, source), set_aside)
+    if suffix in (".csv", ".tsv"):
+        return read_separated(path, set_aside, source=source)
+    if suffix == ".json":
+        try:
+            text = read_text(path).lstrip()
+        except ValueError as error:
+            raise ValueError(f"{source} {error}") from error
+        if text.startswith("["):
+            return _array(text, source, set_aside)
+    return _json_lines(path, source, set_aside)
+
+
+def number_rows(source: str, rows: Iterable[dict], set_aside: SetAside) -> Iterator[Row]:
+    """Rows of a source without lines, such as a data set of the hub, whose class labels become their names; -1 is none."""
+    features = getattr(rows, "features", {})
+    kinds = {name: kind for name, kind in features.items() if hasattr(kind, "int2str")}
+    for number, values in enumerate(rows, 1):
+        set_aside.read += 1
+        names = {}
+        for name, kind in kinds.items():
+            label = values[name]
+            names[name] = None if label in (None, -1) else kind.int2str(label)
+        yield Row(f"{source}, row {number}", number, values | names)
+
+
+def _count(rows: Iterable[Row], set_aside: SetAside) -> Iterator[Row]:
+    for row in rows:
+        set_aside.read += 1
+        yield row
+
+
+# ---- JSON
+
+
+def _json_lines(path: Path, source: str, set_aside: SetAside) -> Iterator[Row]:
+    """The objects of a JSON Lines file; a line that is none is set aside."""
+    check_lines(path, source)
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            set_aside.read += 1
+            row = Row(f"{source}, line {number}", number, {})
+            try:
+                yield row._replace(values=_json_object(line))
+            except Unusable as reason:
+                set_aside.add(row, str(reason))
+
+
+def _json_object(line: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise Unusable(_not_utf8(line)) from None
+    except json.JSONDecodeError as error:
+        raise Unusable(f"it is not JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, a list in a list in a list
+        raise Unusable(f"it is not JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise Unusable("it is not a JSON object; write one in each line")
+    if b"\\u" in line:
+        _check_characters(values)
+    return values
+
+
+def _check_characters(values: dict[str, Any]) -> None:
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Unusable("it holds half of a character (a surrogate without its pair)") from None
+
+
+def _array(text: str, source: str, set_aside: SetAside) -> Iterator[Row]:
+    try:
+        records = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{source} is not JSON ({error}); correct it there") from error
+    for number, values in enumerate(records, 1):
+        set_aside.read += 1
+        row = Row(f"{source}, row {number}", number, {})
+        try:
+            if not isinstance(values, dict):
+                raise Unusable("it is not a JSON object; the array holds one for each row")
+            _check_characters(values)
+            yield row._replace(values=values)
+        except Unusable as reason:
+            set_aside.add(row, str(reason))
+
+
+# ---- text with delimiters
+
+
+def read_separated(path: Path, set_aside: SetAside, *, source: str = "", columns: Sequence[str] = ()) -> Iterator[Row]:
+    """Rows of a file whose fields are between `,` `;` or tabs, as its first line has them; None for a missing field.
+
+    columns: names for a file whose first line does not hold them.
+
+    Raises ValueError for another encoding and for an unclosed quote that swallows rows.
+    """
+    source = source or set_aside.source
+    check_lines(path, source)
+    csv.field_size_limit(LONGEST_FIELD)
+    # What is not UTF-8 goes through as surrogates, so that it costs its own row alone.
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
+        first = lines.readline()
+        if first.lower().startswith("sep=") and len(first.strip()) <= 5:  # Excel's own line about its delimiter
+            first = lines.readline()
+        delimiter = "\t" if path.suffix.lower() == ".tsv" else max(DELIMITERS, key=first.count)
+        lines.seek(0)
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        try:
+            header = [name.strip() for name in next(reader, [])]
+            if header and header[0].lower().startswith("sep="):
+                header = [name.strip() for name in next(reader, [])]
+        except csv.Error as error:
+            raise ValueError(f"{source}, line 1 is not CSV ({error}); correct it there") from error
+        if not {*columns} <= {*header}:
+            lines.seek(0)
+            header = list(columns)
+            reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        repeated = [name for name, count in Counter(header).items() if name and count > 1]
+        if repeated:
+            raise ValueError(f"{source}: the header names {repeated[0]!r} twice; give each column a name of its own")
+        yield from _records(reader, header, delimiter, source, set_aside)
+
+
+def _records(reader, header: list[str], delimiter: str, source: str, set_aside: SetAside) -> Iterator[Row]:
+    short_values: list[set[str]] = [set() for _ in header]
+    suspects = []
+    while True:
+        begin = reader.line_num + 1
+        row = Row(f"{source}, line {begin}", begin, {})
+        try:
+            fields = next(reader)
+        except StopIteration:
+            break
+        except csv.Error as error:
+            if reader.line_num > begin:
+                raise ValueError(_unclosed(source, begin, reader.line_num)) from error
+            set_aside.read += 1
+            set_aside.add(row, f"its double quotes do not match ({error})")
+            continue
+        if not fields:
+            continue
+        set_aside.read += 1
+        swallowed = _lines_like_rows(fields, len(header), delimiter)
+        if swallowed:
+            suspects.append((begin, reader.line_num, swallowed))
+        try:
+            _check_fields(fields, header)
+        except Unusable as reason:
+            set_aside.add(row, str(reason))
+            continue
+        if not swallowed:
+            for value, values in zip(fields, short_values, strict=False):
+                if len(value) <= SHORT and len(values) < MOST_VALUES:
+                    values.add(value)
+        missing = [None] * (len(header) - len(fields))
+        yield row._replace(values=dict(zip(header, [*fields, *missing], strict=True)))
+    for begin, end, swallowed in suspects:
+        repeats = any(value in values for line in swallowed for value, values in zip(line, short_values, strict=True))
+        if repeats or len(swallowed) * (len(header) - 1) >= MANY_DELIMITERS:
+            raise ValueError(_unclosed(source, begin, end))
+
+
+def _check_fields(fields: list[str], header: list[str]) -> None:
+    if len(fields) > len(header):
+        raise Unusable("more fields than the header; put a field that holds a delimiter in double quotes")
+    joined = "".join(fields)
+    if "\0" in joined:
+        raise Unusable("it holds a NUL byte")
+    try:
+        joined.encode()
+    except UnicodeEncodeError:
+        raise Unusable(_not_utf8(joined.encode("utf-8", "surrogateescape"))) from None
+
+
+def _lines_like_rows(fields: list[str], columns: int, delimiter: str) -> list[list[str]]:
+    """The inner lines of a field, split, where each of them has the fields of a row; else []."""
+    for text in fields:
+        lines = [line.split(delimiter) for line in text.splitlines()[1:-1]]
+        if columns > 1 and lines and all(len(line) == columns for line in lines):
+            return lines
+    return []
+
+
+def _unclosed(source: str, begin: int, end: int) -> str:
+    return (
+        f"{source}, line {begin}: a double quote opens a field in this row and is not closed before line {end}, so that the rows between "
+        "would be lost. Close it there, or write two double quotes for one that belongs to the text; lines that belong to one field "
+        "are safer in a .jsonl file"
+    )
+
+
+def _not_utf8(line: bytes) -> str:
+    encoding = fitting_encoding(line)
+    fits = f"; its bytes fit {encoding}" if encoding else ""
+    return f"it is not UTF-8{fits}; save the file as UTF-8"
+
+
+# ---- Parquet
+
+
+def _parquet(path: Path, source: str) -> Iterator[Row]:
+    """The rows of a Parquet file. Raises ValueError if it cannot be read."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    number = 1
+    try:
+        with ParquetFile(path) as table:
+            for batch in table.iter_batches(256):
+                for values in batch.to_pylist():
+                    yield Row(f"{source}, row {number}", number, values)
+                    number += 1
+    except (ArrowException, OSError, ValueError) as error:
+        raise ValueError(f"{source}: not a readable parquet file ({error})") from error
