@@ -1,6 +1,7 @@
 """Makes the package importable in a notebook, whose setup cell runs this file from its payload."""
 
 import importlib
+import importlib.machinery
 import shutil
 import sys
 import tempfile
@@ -13,8 +14,11 @@ def use(files: Mapping[str, str], sha256: str, shown: Mapping[str, str] | None =
     """Makes `import helpers` find these files (path to text): in a checkout that has them, else unpacked.
 
     sha256: of the payload; it names the folder. shown: digest of the method's file, which has a cell of its own.
+
+    Raises RuntimeError if the user has a module or a package `helpers`, which this one would hide.
     """
     began = time.monotonic()
+    _check_name_is_free()
     root = _checkout(files) or _unpacked(files, sha256)
     loaded = getattr(sys.modules.get("helpers"), "__file__", None)
     if not (loaded and Path(loaded).resolve().is_relative_to(root)):
@@ -27,6 +31,31 @@ def use(files: Mapping[str, str], sha256: str, shown: Mapping[str, str] | None =
     helpers.payload_sha256, helpers.shown = sha256, dict(shown or {})
     helpers.began, helpers.first_step_seconds = began, None  # from this cell to the end of the first training step
     print(f"helpers {helpers.__version__}, payload {sha256[:12]}: the code of the cells is in {root / 'helpers'}")
+
+
+def _check_name_is_free() -> None:
+    """Looks for a `helpers` that is not ours among what is loaded, and where `import` would find it; not among what pip installed."""
+    loaded = getattr(sys.modules.get("helpers"), "__file__", None)
+    places = [Path(loaded)] if loaded else []
+    for entry in sys.path:
+        spec = importlib.machinery.PathFinder.find_spec("helpers", [entry])
+        if spec and spec.origin:
+            places.append(Path(spec.origin))
+        elif spec:  # a folder without __init__.py
+            folders = map(Path, spec.submodule_search_locations)
+            places += [file for folder in folders for file in [*folder.glob("*.py")][:1]]
+    for place in places:
+        installed = {"site-packages", "dist-packages"} & {*place.parts}
+        if not installed and not _is_ours(place.parent):
+            raise RuntimeError(
+                f"{place.resolve()} is a module of yours. This notebook brings a package that is called `helpers`, too, and would hide "
+                "yours. Rename yours (to my_helpers, for example), or put this notebook into another folder; then restart the kernel "
+                "and run all cells again."
+            )
+
+
+def _is_ours(package: Path) -> bool:
+    return (package / "notebook" / "unpacking.py").is_file()
 
 
 def _holds(root: Path, files: Mapping[str, str]) -> bool:
@@ -42,7 +71,8 @@ def _checkout(files: Mapping[str, str]) -> Path | None:
         if (folder / "helpers" / "__init__.py").is_file():
             if _holds(folder, files):
                 return folder
-            print(f"{folder / 'helpers'} is another version and is not used (in a checkout: make notebooks)")
+            if _is_ours(folder / "helpers"):
+                print(f"{folder / 'helpers'} is another version and is not used (in a checkout: make notebooks)")
     return None
 
 

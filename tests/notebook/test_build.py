@@ -339,7 +339,8 @@ def machine(tiny, tmp_path):
 def write_stranger(folder: Path) -> None:
     (folder / "helpers" / "notebook").mkdir(parents=True)
     (folder / "helpers" / "__init__.py").write_text("stranger = True\n", encoding="utf-8")
-    (folder / "helpers" / "notebook" / "setup.py").write_text("stranger = True\n", encoding="utf-8")
+    for name in ("setup.py", "unpacking.py"):
+        (folder / "helpers" / "notebook" / name).write_text("stranger = True\n", encoding="utf-8")
 
 
 def test_setup_cell_alone_in_an_empty_folder_imports_the_payload_and_kernels_share_it(machine):
@@ -363,7 +364,7 @@ def test_setup_cell_alone_in_an_empty_folder_imports_the_payload_and_kernels_sha
     assert stranger == "False" and not Path(file).is_relative_to(unpacked)
 
 
-def test_setup_cell_wins_over_a_strangers_helpers_that_are_imported_already(machine):
+def test_setup_cell_wins_over_helpers_of_another_version_that_are_imported_already(machine):
     write_stranger(machine.cwd)
     after = "import helpers.notebook.setup; helpers.notebook.setup.install('')"
     finished = machine.run("import helpers.notebook.setup", "setup()", REPORT, after)
