@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import report  # noqa: E402
 from helpers.graphmer.graph.extraction import load_graph  # noqa: E402
 from helpers.graphmer.pairs import Definition, asks, definitions, in_batches, installed_packages, pairs  # noqa: E402
-from helpers.graphmer.search import CODE_TOKENS, index_texts, standardised, words  # noqa: E402
+from helpers.graphmer.search import CODE_TOKENS, index_texts, standardise, words  # noqa: E402
 
 TEST = {
     "boltons": "26.2.0",
@@ -243,7 +243,7 @@ def lexical(package: Package) -> dict[str, np.ndarray]:
     found = {"text": np.stack([by_text.scores(words(one)) for one in asked])}
     found["name"] = np.stack([by_name.scores(words(one)) for one in asked])
     found["tf-idf"] = (vectoriser.transform(asked) @ text_NV.T).toarray()
-    return {part: np.stack([standardised(row) for row in scores]) for part, scores in found.items()}
+    return {part: np.stack([standardise(row) for row in scores]) for part, scores in found.items()}
 
 
 def reciprocal_ranks(scores_QN: np.ndarray, package: Package) -> dict[str, list[float]]:
@@ -334,7 +334,7 @@ def main() -> None:
             kept.with_suffix(".part.npz").replace(kept)
             print(name, flush=True)
         found = np.load(kept, allow_pickle=False)
-        return {one: np.stack([standardised(row) for row in found[one]]) for one in found.files}
+        return {one: np.stack([standardise(row) for row in found[one]]) for one in found.files}
 
     def both(row: str, dense: dict[str, np.ndarray]) -> None:
         rows.add(row, {"dense": (1.0,)}, dense)

@@ -11,29 +11,27 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from datasets import Dataset
-from sentence_transformers import SentenceTransformer
 
 from helpers.machine.engine import cpu_copy
 
 from .encoder import GraphMERForPreTraining
 from .graph.knowledge_graph import UNKNOWN, UNRESOLVED, Triple
-from .search import DENSE_WEIGHT, CodeSearch, embedded, index_texts, standardised, words
+from .search import index_texts, words
+from .search_training import reciprocal_rank
 from .text import shown_name
 from .training import Corpus
 
 BATCH = 256  # texts of a forward pass
-RESAMPLES = 1000
 Scorer = Callable[[str, str, list[str]], np.ndarray]  # head, relation, candidates -> [X]
 
 
-def asked_triples(corpus: Corpus, most: int) -> list[Triple]:
+def draw_triples(corpus: Corpus, most: int) -> list[Triple]:
     """Test triples whose tail is asked for, the same for every method; 0 takes all."""
     test = list(corpus.splits.test)
     return test if not most or most >= len(test) else sorted(random.Random(0).sample(test, most))
 
 
-def reciprocal_ranks(scorer: Scorer, corpus: Corpus, triples: Sequence[Triple]) -> np.ndarray:
+def rank_tails(scorer: Scorer, corpus: Corpus, triples: Sequence[Triple]) -> np.ndarray:
     """[Q] of the right tail among all entities that the relation admits. Raises ValueError for scores that are NaN."""
     known: dict[tuple[str, str], set[str]] = defaultdict(set)
     tails: dict[str, set[str]] = defaultdict(set)
@@ -51,12 +49,6 @@ def reciprocal_ranks(scorer: Scorer, corpus: Corpus, triples: Sequence[Triple]) 
         scores_X[[name in others for name in names]] = -np.inf
         found.append(reciprocal_rank(scores_X, names.index(tail)))
     return np.array(found)
-
-
-def reciprocal_rank(scores_X: np.ndarray, right: int) -> float:
-    """Of the candidate `right`; equal scores share the mean of their ranks."""
-    above, equal = (scores_X > scores_X[right]).sum(), (scores_X == scores_X[right]).sum()
-    return float(1 / (above + (equal + 1) / 2))
 
 
 def _admitted(corpus: Corpus, relation: str, tails: set[str]) -> list[str]:
@@ -99,40 +91,3 @@ class Encoder:
         states = self.model(**{name: value.to(self.model.device) for name, value in batch.items()})
         query_E = self.model.queries(states)[0, 0].cpu().numpy()
         return self._entities[[number[name] for name in names]] @ query_E
-
-
-def verdict(rows: dict[str, Sequence[float]], groups: Sequence[str], best: str) -> list[dict]:
-    """MRR of each row, and how far the row `best` is above it, with a 95 % interval: a bootstrap over groups of questions."""
-    group_Q = np.unique(groups, return_inverse=True)[1]
-    count_G = np.bincount(group_Q)
-    draws = np.random.default_rng(0).multinomial(len(count_G), np.full(len(count_G), 1 / len(count_G)), RESAMPLES)
-    found = []
-    for name, ranks_Q in rows.items():
-        apart_Q = np.asarray(rows[best]) - np.asarray(ranks_Q)
-        low, high = np.percentile((draws @ np.bincount(group_Q, apart_Q)) / (draws @ count_G), (2.5, 97.5))
-        above = "" if name == best else f"{apart_Q.mean():+.3f} ({low:+.3f} to {high:+.3f})"
-        found.append({"row": name, "MRR": round(float(np.mean(ranks_Q)), 3), f"{best} above it (95 %)": above})
-    return found
-
-
-# ---- the search
-
-
-def search_rows(model: SentenceTransformer, held_out: Dataset) -> dict[str, np.ndarray]:
-    """Reciprocal ranks [Q] of the right code among those of its package: by BM25, by the encoder, and by both, as the search does."""
-    found: dict[str, list[float]] = defaultdict(list)
-    packages = np.array(held_out["package"])
-    for package in dict.fromkeys(held_out["package"]):
-        rows = held_out.select(np.flatnonzero(packages == package))
-        names, texts = [code.partition("\n")[0] for code in rows["code"]], list(rows["code"])
-        lexical, codes_ND, questions_QD = (
-            CodeSearch(names, texts),
-            embedded(model, texts),
-            embedded(model, rows["question"]),
-        )
-        for place, question in enumerate(rows["question"]):
-            alone_N, lexical_N = codes_ND @ questions_QD[place], lexical.scores(question)
-            fused_N = lexical_N + DENSE_WEIGHT * standardised(alone_N)
-            for name, scores_N in {"BM25": lexical_N, "start": alone_N, "start, fused": fused_N}.items():
-                found[name].append(reciprocal_rank(scores_N, place))
-    return {name: np.array(ranks) for name, ranks in found.items()}

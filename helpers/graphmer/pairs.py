@@ -20,13 +20,13 @@ from datasets import Dataset
 
 LEAST_WORDS, MOST_WORDS = 4, 40  # of a question; "See above." asks for nothing
 MOST_BYTES = 1_000_000  # of a source file
-LEAST_HELD_OUT = 40  # pairs of a package that is held out
+LEAST_HELD_OUT, MOST_HELD_OUT = 40, 100  # pairs of a package that is held out
 LEFT_OUT = frozenset({"test", "tests", "testing", "testsuite", "idle_test", "conftest"})
 LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__", "node_modules", "lib2to3", "pydoc_data"}
 LEFT_OUT |= {"_vendor", "_vendored", "vendored"}
 STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-_PARAGRAPH, _SENTENCE = re.compile(r"\n\s*\n"), re.compile(r"(?<=[.!?])\s")
+PARAGRAPH, SENTENCE = re.compile(r"\n\s*\n"), re.compile(r"(?<=[.!?])\s")
 
 
 class Definition(NamedTuple):
@@ -48,43 +48,50 @@ def definitions(folder: str | Path) -> list[Definition]:
     Files that do not parse are passed over. Names begin with the folder's own, but in the standard library.
     """
     root = Path(folder).expanduser().resolve()
-    return [one for path in _files(root) for one in _of_file(path, root)]
+    everything = []
+    for path in _files(root):
+        everything += _read_file(path, root)
+    return everything
 
 
 def _files(root: Path) -> list[Path]:
-    found = []
+    files = []
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         if LEFT_OUT.isdisjoint(parts) and not any(part.startswith((".", "test_")) for part in parts):
-            found.append(path)
-    return found
+            files.append(path)
+    return files
 
 
-def _of_file(path: Path, root: Path) -> list[Definition]:
+def _read_file(path: Path, root: Path) -> list[Definition]:
     try:
+        if path.stat().st_size > MOST_BYTES:
+            return []
         content = path.read_bytes()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's strings
-            tree = ast.parse(content if len(content) <= MOST_BYTES else b"")
+            tree = ast.parse(content)
     except (OSError, SyntaxError, ValueError, RecursionError):
         return []
-    package = () if root == STANDARD_LIBRARY else (root.name,)
-    module = ".".join((*package, *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
-    return list(_inside(tree, module, content.decode("utf-8", errors="replace").splitlines()))
+    parts = path.relative_to(root).with_suffix("").parts
+    if root != STANDARD_LIBRARY:
+        parts = (root.name, *parts)
+    module = ".".join(parts).removesuffix(".__init__")
+    return list(_read_body(tree, module, content.decode("utf-8", errors="replace").splitlines()))
 
 
-def _inside(node: ast.AST, owner: str, lines: list[str]) -> Iterator[Definition]:
+def _read_body(node: ast.AST, owner: str, lines: list[str]) -> Iterator[Definition]:
     for child in node.body:
         if isinstance(child, DEFINITIONS):
-            name, docstring = f"{owner}.{child.name}", ast.get_docstring(child) or ""
-            yield Definition(name, _without_docstring(child, lines), first_sentence(docstring))
+            name = f"{owner}.{child.name}"
+            sentence = first_sentence(ast.get_docstring(child) or "")
+            yield Definition(name, _without_docstring(child, lines), sentence)
             if isinstance(child, ast.ClassDef):
-                yield from _inside(child, name, lines)
+                yield from _read_body(child, name, lines)
 
 
 def _without_docstring(node: ast.AST, lines: list[str]) -> str:
     """Source lines without those of the docstring; of a class the lines between its methods' bodies."""
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     left_out: set[int] = set()
     if ast.get_docstring(node, clean=False) is not None:
         left_out |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1)) - {node.lineno}
@@ -92,14 +99,15 @@ def _without_docstring(node: ast.AST, lines: list[str]) -> str:
         for child in node.body:
             if isinstance(child, DEFINITIONS):
                 left_out |= set(range(child.body[0].lineno, child.end_lineno + 1)) - {child.lineno}
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     kept = [lines[number - 1] for number in range(first, node.end_lineno + 1) if number not in left_out]
     return textwrap.dedent("\n".join(kept))
 
 
 def first_sentence(docstring: str) -> str:
     """The first sentence of the first paragraph, on one line."""
-    paragraph = " ".join(_PARAGRAPH.split(docstring.strip(), maxsplit=1)[0].split())
-    return _SENTENCE.split(paragraph, maxsplit=1)[0]
+    paragraph = " ".join(PARAGRAPH.split(docstring.strip(), maxsplit=1)[0].split())
+    return SENTENCE.split(paragraph, maxsplit=1)[0]
 
 
 def asks(sentence: str) -> bool:
@@ -121,15 +129,18 @@ def pairs(folders: Sequence[str | Path], *, most: int = 300, total: int = 0, see
     total: pairs after which no further package is read; 0 reads all. The first folder is read first, the others in a drawn order.
     """
     rows, seen, draw = [], set(), random.Random(seed)
-    others = draw.sample(folders[1:], len(folders) - 1) if total else folders[1:]
-    for folder in (*folders[:1], *others):
+    first, *others = folders
+    if total:
+        draw.shuffle(others)
+    for folder in (first, *others):
         if total and len(rows) >= total:
             break
-        root, taken = Path(folder).expanduser().resolve(), []
+        root = Path(folder).expanduser().resolve()
         files = _files(root)
         draw.shuffle(files)
+        taken = []
         for path in files:
-            for one in _of_file(path, root):
+            for one in _read_file(path, root):
                 if asks(one.sentence) and one.sentence not in seen and one.code not in seen:
                     seen |= {one.sentence, one.code}
                     taken.append({"question": one.sentence, "code": one.text, "package": root.name})
@@ -139,21 +150,30 @@ def pairs(folders: Sequence[str | Path], *, most: int = 300, total: int = 0, see
     return Dataset.from_list(rows)
 
 
-def held_out_packages(rows: Dataset, count: int, *, most: int = 100, seed: int = 0) -> tuple[Dataset, Dataset]:
-    """Pairs of all but `count` drawn packages, and at most `most` pairs of each of these; the first package stays in training.
+class Pairs(NamedTuple):
+    """No package is in two of them."""
+
+    training: Dataset
+    dev: Dataset  # chooses the checkpoint, and what the search is
+    test: Dataset  # chooses nothing
+
+
+def hold_out(rows: Dataset, *, dev: int, test: int, seed: int = 0) -> Pairs:
+    """Parts the pairs by drawn packages, `dev` and `test` of them; the first package stays in training.
 
     Raises ValueError for too few packages.
     """
     groups = _by_package(rows)
     enough = [name for name in groups if len(groups[name]) >= LEAST_HELD_OUT and name != rows[0]["package"]]
-    if len(enough) <= count:
+    if len(enough) <= dev + test:
         raise ValueError(
-            f"count={count}: only {len(enough)} packages have {LEAST_HELD_OUT} pairs; install some, or hold out fewer"
+            f"only {len(enough)} packages beside yours have {LEAST_HELD_OUT} pairs, and {dev + test} are held out: install some"
         )
-    chosen = set(random.Random(seed).sample(enough, count))
-    kept = [place for name in groups if name not in chosen for place in groups[name]]
-    held_out = [place for name in groups if name in chosen for place in groups[name][:most]]
-    return rows.select(kept), rows.select(held_out)
+    chosen = random.Random(seed).sample(enough, dev + test)
+    training = [place for name in groups if name not in chosen for place in groups[name]]
+    for_dev = [place for name in chosen[:dev] for place in groups[name][:MOST_HELD_OUT]]
+    for_test = [place for name in chosen[dev:] for place in groups[name][:MOST_HELD_OUT]]
+    return Pairs(rows.select(training), rows.select(for_dev), rows.select(for_test))
 
 
 def _by_package(rows: Dataset) -> dict[str, list[int]]:
@@ -174,14 +194,18 @@ def in_batches(rows: Dataset, *, batch_size: int, steps: int, seed: int) -> Data
     if len(rows) < batch_size:
         raise ValueError(f"batch_size={batch_size}: there are only {len(rows)} pairs; add packages, or lower it")
     draw, groups = random.Random(seed), _by_package(rows)
-    small = [place for name in [*groups] if len(groups[name]) < batch_size for place in groups.pop(name)]
+    small = []
+    for name in list(groups):
+        if len(groups[name]) < batch_size:
+            small += groups.pop(name)
     if len(small) >= batch_size:
         groups["small packages"] = small
-    names, waiting, order = list(groups), {}, []
+    names, waiting, order = list(groups), defaultdict(list), []
     weights = [len(groups[name]) for name in names]
     for _ in range(steps):
-        name = draw.choices(names, weights)[0]
-        if len(waiting.get(name, ())) < batch_size:
+        [name] = draw.choices(names, weights)
+        if len(waiting[name]) < batch_size:
             waiting[name] = draw.sample(groups[name], len(groups[name]))
-        order += [waiting[name].pop() for _ in range(batch_size)]
+        order += waiting[name][-batch_size:]
+        del waiting[name][-batch_size:]
     return rows.select(order).select_columns(["question", "code"])

@@ -1,4 +1,4 @@
-"""Functions, methods and classes of a repository, found by a question in words.
+"""Functions, methods and classes of a repository, found by a question in words of any script.
 
 BM25 over names and over sources, by words of identifiers and of prose, fused with the cosine of a sentence encoder where one is
 given. The encoder is any SentenceTransformer; `search_training.py` tunes one on docstrings.
@@ -20,20 +20,22 @@ from helpers.data.bm25 import Bm25
 from helpers.data.words import code_words
 
 from .graph.extraction import cached_graph
-from .graph.knowledge_graph import DEFINED, cache_folder, keep
+from .graph.knowledge_graph import DEFINED, Entity, KnowledgeGraph, cache_folder, keep
+from .graph.sources import TEST_FOLDERS
 from .text import Documents
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 KINDS = ("function", "method", "test", "class", "interface", "exception", "enum")
+TEST_FILE = re.compile(r"(test_.*|.*_test|conftest)\.py|.*Tests?\.java")
 CODE_TOKENS = 64  # of a definition that the encoder reads: its name, its signature and the first lines
 ENDING = re.compile(r"(?<=\w{3})(?:at)?(?:ions?|ings?|ors?|ers?|ed|es|ly|s|e)$")
 # Weights of the z-scores, which the docstrings of three development packages chose (benchmarks/code_search.py; two of three seeds).
 NAME_WEIGHT, DENSE_WEIGHT = 0.5, 6.0
 
 
-class Found(NamedTuple):
+class Hit(NamedTuple):
     name: str
     kind: str
     score: float
@@ -42,33 +44,38 @@ class Found(NamedTuple):
 
 def words(text: str) -> list[str]:
     """Words of identifiers and of prose, in lower case, without common English endings: `parseHTTPHeaders` is pars, http, head."""
-    return code_words(text, lambda word: ENDING.sub("", word))
+    return code_words(text, stem)
+
+
+def stem(word: str) -> str:
+    return ENDING.sub("", word)
 
 
 def index_texts(texts: Sequence[str]) -> Bm25:
     return Bm25([words(text) for text in texts], k1=1.2)
 
 
-def standardised(scores_N: np.ndarray) -> np.ndarray:
+def standardise(scores_N: np.ndarray) -> np.ndarray:
     """Mean 0 and standard deviation 1 over the definitions; 0 where all are equal."""
     deviation = scores_N.std()
-    return (scores_N - scores_N.mean()) / deviation if deviation > 0 else np.zeros_like(scores_N)
+    if deviation == 0:
+        return np.zeros_like(scores_N)
+    return (scores_N - scores_N.mean()) / deviation
 
 
-def embedded(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray:
+def embed(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray:
     """Unit vectors [N, D] of the first `CODE_TOKENS` tokens of each text; of a model on XLA a copy on the CPU reads them."""
-    from helpers.machine.engine import cpu_copy
+    from helpers.train.sentence_encoder import encoder_on_cpu
 
-    model = cpu_copy(model, model.model_card_data) if model.device.type == "xla" else model
+    model = encoder_on_cpu(model)
     model.max_seq_length = min(CODE_TOKENS, model.max_seq_length or CODE_TOKENS)
     return model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False, batch_size=64)
 
 
 class CodeSearch:
-    """Definitions to be found, by name and by text.
+    """Ranks definitions for a question by BM25, and by an encoder where there is one.
 
-    texts: of each definition, its source.
-    model, vectors_ND: a sentence encoder, and what it makes of the texts; without them the ranking is by BM25 alone.
+    names, texts: of each definition. vectors_ND: what the encoder `model` makes of the texts.
     """
 
     def __init__(
@@ -82,13 +89,24 @@ class CodeSearch:
         self.model, self.vectors_ND = model, vectors_ND
 
     def scores(self, question: str) -> np.ndarray:
-        """[N]: the z-scores of both BM25 and of the cosine, weighed and added up."""
-        by_text_N, by_name_N = (standardised(index.scores(words(question))) for index in (self.by_text, self.by_name))
-        lexical_N = by_text_N + NAME_WEIGHT * by_name_N
+        """[N]: the z-scores of both BM25 and of the cosine, weighed and added up.
+
+        Minus infinity is the score of what cannot be an answer: of everything if the question has no word, and, without an
+        encoder, of a definition that has no word of the question.
+        """
+        asked = words(question)
+        if not asked:
+            return np.full(self.by_text.count, -np.inf)
         if self.model is None:
-            return lexical_N
-        question_D = embedded(self.model, [question])[0]
-        return lexical_N + DENSE_WEIGHT * standardised(self.vectors_ND @ question_D)
+            has_a_word_N = self.by_text.scores(asked) + self.by_name.scores(asked) > 0
+            return np.where(has_a_word_N, self.lexical_scores(question), -np.inf)
+        [question_D] = embed(self.model, [question])
+        return self.lexical_scores(question) + DENSE_WEIGHT * standardise(self.vectors_ND @ question_D)
+
+    def lexical_scores(self, question: str) -> np.ndarray:
+        """[N]: the z-scores of BM25 over sources and over names."""
+        asked = words(question)
+        return standardise(self.by_text.scores(asked)) + NAME_WEIGHT * standardise(self.by_name.scores(asked))
 
 
 def search(
@@ -97,29 +115,53 @@ def search(
     *,
     model: str | Path | None = None,
     most: int = 5,
-) -> list[Found]:
-    """The definitions of a repository in Python or Java that fit a question best, at most `most`.
+    tests: bool = False,
+) -> list[Hit]:
+    """The definitions of a repository in Python or Java that fit a question best, at most `most`; none if no word fits.
 
     model: folder of a saved SentenceTransformer, such as `search_model` in the output folder of a run.
+    tests: whether tests, and what is defined in their files, are searched, too.
 
-    Raises what `load_graph` does, and ValueError: a question without words, a repository without definitions.
+    Raises what `load_graph` does, FileNotFoundError (no model in the folder), ValueError (a repository without definitions).
     """
-    if not words(question):
-        raise ValueError(f"question={question!r}: has no word to search for; ask in words")
     graph = cached_graph(repository)
+    definitions = find_definitions(graph, tests)
+    if not definitions:
+        raise ValueError(f"repository={str(repository)!r}: defines no function and no class outside of its tests")
     documents = Documents(graph, repository)
-    found = [one for one in graph.entities.values() if one.type in KINDS and one.status == DEFINED and one.line]
-    if not found:
-        raise ValueError(f"repository={str(repository)!r}: defines no function and no class")
-    texts = [documents.text(one.id) for one in found]
-    encoder = None if model is None else _loaded(model)
-    vectors_ND = None if encoder is None else _kept_vectors(encoder, texts)
-    scores_N = CodeSearch([one.id for one in found], texts, encoder, vectors_ND).scores(question)
-    best = np.argsort(-scores_N, kind="stable")[:most].tolist()
-    return [Found(found[n].id, found[n].type, float(scores_N[n]), graph.place(found[n])) for n in best]
+    texts = [documents.text(definition.id) for definition in definitions]
+    names = [definition.id for definition in definitions]
+    encoder = vectors_ND = None
+    if model is not None:
+        encoder = _load(model)
+        vectors_ND = _keep_vectors(encoder, texts)
+    scores_N = CodeSearch(names, texts, encoder, vectors_ND).scores(question)
+    hits = []
+    for place in np.argsort(-scores_N, kind="stable")[:most]:
+        if np.isfinite(scores_N[place]):
+            definition = definitions[place]
+            score = round(float(scores_N[place]), 2)
+            hits.append(Hit(definition.id, definition.type, score, graph.place(definition)))
+    return hits
 
 
-def _loaded(folder: str | Path) -> SentenceTransformer:
+def find_definitions(graph: KnowledgeGraph, tests: bool) -> list[Entity]:
+    """Functions, methods and classes that a search looks through."""
+    definitions = []
+    for entity in graph.entities.values():
+        is_searched = entity.type in KINDS and entity.status == DEFINED and entity.line
+        if is_searched and (tests or not is_test(entity, graph)):
+            definitions.append(entity)
+    return definitions
+
+
+def is_test(entity: Entity, graph: KnowledgeGraph) -> bool:
+    """Whether an entity is a test, or is defined in a file of tests."""
+    path = Path(graph.place(entity).rpartition(":")[0])
+    return entity.type == "test" or not TEST_FOLDERS.isdisjoint(path.parts) or bool(TEST_FILE.fullmatch(path.name))
+
+
+def _load(folder: str | Path) -> SentenceTransformer:
     from sentence_transformers import SentenceTransformer
 
     path = Path(folder).expanduser()
@@ -128,7 +170,7 @@ def _loaded(folder: str | Path) -> SentenceTransformer:
     return SentenceTransformer(str(path), device="cpu", local_files_only=True)
 
 
-def _kept_vectors(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray:
+def _keep_vectors(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray:
     """Vectors of these texts by this model, kept beside the graphs: a second question costs no encoding."""
     digest = hashlib.sha256("\0".join(texts).encode())
     for name, weight in model.state_dict().items():
@@ -136,6 +178,6 @@ def _kept_vectors(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarra
     file = cache_folder() / f"{digest.hexdigest()[:32]}.vectors"
     if file.is_file():
         return np.frombuffer(file.read_bytes(), np.float32).reshape(len(texts), -1)
-    vectors_ND = embedded(model, texts)
+    vectors_ND = embed(model, texts)
     keep(file, vectors_ND.tobytes())
     return vectors_ND

@@ -2,12 +2,18 @@
 
 model = load_sentence_encoder("sentence-transformers/all-MiniLM-L6-v2", max_seq_length=CODE_TOKENS)
 freeze_lower_half(model)
-trainer = new_search_trainer(model, in_batches(rows, ...), held_out, MultipleNegativesRankingLoss(model), plan, machine, folder)
+trainer = new_search_trainer(model, in_batches(rows, ...), dev, MultipleNegativesRankingLoss(model), plan, machine, folder)
 trainer.train()
+rank_questions(model, test)     reciprocal ranks of the right code: by BM25, by the encoder, by both
+
+# Q questions · N definitions · G groups of questions
 """
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
@@ -21,9 +27,10 @@ from helpers.plan.workloads import Workload
 from helpers.train.arguments import training_arguments
 from helpers.train.sentence_encoder import SentenceEncoderTrainer
 
-from .search import CODE_TOKENS
+from .search import CODE_TOKENS, DENSE_WEIGHT, CodeSearch, embed, standardise
 
 BATCH, STEPS, LEARNING_RATE = 32, 120, 1e-4
+RESAMPLES = 1000
 
 
 def freeze_lower_half(model: SentenceTransformer) -> int:
@@ -43,9 +50,8 @@ def in_order(dataset, **options):
 
 def search_recipe(steps: int = 0, batch_size: int = 0, learning_rate: float = 0.0) -> Recipe:
     """120 steps of 32 pairs unless something else is asked for; a micro-batch is a batch, since it holds the wrong answers."""
-    batch = batch_size or BATCH
     return Recipe(
-        batch_size=batch,
+        batch_size=batch_size or BATCH,
         learning_rate=learning_rate or LEARNING_RATE,
         max_steps=steps or STEPS,
         sequence_length=CODE_TOKENS,
@@ -64,7 +70,7 @@ def search_workload(model: SentenceTransformer, notebook: str) -> Workload:
         return [{"input_ids": ids.clone(), "attention_mask": ids.clone()} for _ in range(2)]
 
     def step_loss(loss, columns):
-        return loss([dict(each) for each in columns], None)
+        return loss([dict(column) for column in columns], None)
 
     loss = MultipleNegativesRankingLoss(model)
     return Workload(
@@ -75,34 +81,82 @@ def search_workload(model: SentenceTransformer, notebook: str) -> Workload:
 def new_search_trainer(
     model: SentenceTransformer,
     rows: Dataset,
-    held_out: Dataset,
+    dev: Dataset,
     loss: torch.nn.Module,
     plan: Plan,
     runtime: Runtime,
     output_dir: Path | str,
     *,
-    seed: int,
     max_hours: float = 0.0,
     **overrides,
 ) -> SentenceEncoderTrainer:
-    """The trainer of a run of `plan.max_steps` batches.
+    """The trainer of a run of `plan.max_steps` batches, which ends with the weights of the least loss on `dev`.
 
-    rows, held_out: question and code, a batch after the other (`pairs.in_batches`).
+    rows, dev: question and code, a batch after the other (`pairs.in_batches`).
     overrides: fields of `SentenceTransformerTrainingArguments`.
     """
-    each = max(1, plan.max_steps // 4)
-    fields = {"seed": seed, "logging_steps": max(1, each // 4), "eval_steps": each, "save_steps": each}
+    interval = max(1, plan.max_steps // 4)
+    fields = {"logging_steps": max(1, interval // 4), "eval_steps": interval, "save_steps": interval}
     fields |= {"batch_sampler": in_order, "per_device_eval_batch_size": plan.micro_batch_size}
+    fields |= overrides
+    arguments = training_arguments(plan, runtime, output_dir, cls=SentenceTransformerTrainingArguments, **fields)
     return SentenceEncoderTrainer(
         model,
         length=CODE_TOKENS,
-        args=training_arguments(
-            plan, runtime, output_dir, cls=SentenceTransformerTrainingArguments, **fields | overrides
-        ),
+        args=arguments,
         train_dataset=rows,
-        eval_dataset=held_out,
+        eval_dataset=dev,
         loss=loss,
         plan=plan,
         runtime=runtime,
         max_hours=max_hours,
     )
+
+
+# ---- what the search is worth
+
+
+def rank_questions(model: SentenceTransformer, held_out: Dataset) -> dict[str, np.ndarray]:
+    """Reciprocal ranks [Q] of the right code among those of its package: by BM25, by the encoder, and fused as the search does."""
+    ranks: dict[str, list[float]] = defaultdict(list)
+    packages = np.array(held_out["package"])
+    for package in dict.fromkeys(held_out["package"]):
+        rows = held_out.select(np.flatnonzero(packages == package))
+        codes, questions = list(rows["code"]), list(rows["question"])
+        names = [code.partition("\n")[0] for code in codes]
+        cosines_QN = embed(model, questions) @ embed(model, codes).T
+        lexical = CodeSearch(names, codes)
+        for place, question in enumerate(questions):
+            lexical_N = lexical.lexical_scores(question)
+            fused_N = lexical_N + DENSE_WEIGHT * standardise(cosines_QN[place])
+            ranks["BM25"].append(reciprocal_rank(lexical_N, place))
+            ranks["encoder"].append(reciprocal_rank(cosines_QN[place], place))
+            ranks["fused"].append(reciprocal_rank(fused_N, place))
+    return {name: np.array(values) for name, values in ranks.items()}
+
+
+def reciprocal_rank(scores_N: np.ndarray, right: int) -> float:
+    """Of the candidate `right`; equal scores share the mean of their ranks."""
+    above, equal = (scores_N > scores_N[right]).sum(), (scores_N == scores_N[right]).sum()
+    return float(1 / (above + (equal + 1) / 2))
+
+
+def choose_row(ranks: Mapping[str, Sequence[float]]) -> str:
+    """The row with the best mean; of equal ones the first."""
+    return max(ranks, key=lambda row: np.mean(ranks[row]))
+
+
+def verdict(rows: Mapping[str, Sequence[float]], groups: Sequence[str], best: str) -> list[dict]:
+    """MRR of each row, and how far the row `best` is above it, with a 95 % interval: a bootstrap over groups of questions."""
+    group_Q = np.unique(groups, return_inverse=True)[1]
+    count_G = np.bincount(group_Q)
+    shares_G = np.full(len(count_G), 1 / len(count_G))
+    draws = np.random.default_rng(0).multinomial(len(count_G), shares_G, RESAMPLES)
+    table = []
+    for name, ranks_Q in rows.items():
+        difference_Q = np.asarray(rows[best]) - np.asarray(ranks_Q)
+        means = (draws @ np.bincount(group_Q, difference_Q)) / (draws @ count_G)
+        low, high = np.percentile(means, (2.5, 97.5))
+        above = "" if name == best else f"{difference_Q.mean():+.3f} ({low:+.3f} to {high:+.3f})"
+        table.append({"row": name, "MRR": round(float(np.mean(ranks_Q)), 3), f"{best} above it (95 %)": above})
+    return table

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from helpers.data.data_source import DataSource
+from helpers.parameters import SAMPLE
+
 from .graph.extraction import folder_of
 from .graph.knowledge_graph import DEFINED, Entity, KnowledgeGraph
 
@@ -33,6 +36,14 @@ ANNOTATED = 3  # lines in which the name of a definition is looked for: in Java 
 # `__read_only` is __read, _only · underscores at the end · anything else. ` name` and `.name` hold the same token.
 _WORD = r"_*(?:\p{Lu}+(?=\p{Lu}\p{Ll})|\p{Lu}?[\p{Ll}\p{Lo}\p{Lm}\p{M}]+|\p{Lu}+|\p{N}{1,3})"
 _PIECES = rf"\n|^[ \t]+|{_WORD}|_+|[^\n_\p{{L}}\p{{M}}\p{{N}}]+"
+
+
+def identify_sources(graph: KnowledgeGraph, data_source: str) -> DataSource:
+    """Name of a repository, and a digest of its graph and of every source."""
+    sources = "".join(file["sha256"] for file in graph.manifest["files"])
+    digest = hashlib.sha256((graph.digest() + sources).encode()).hexdigest()
+    name = SAMPLE if data_source == SAMPLE else Path(data_source).expanduser().resolve().name
+    return DataSource(name=name, sha256=digest)
 
 
 # ---- documents

@@ -7,17 +7,14 @@ trainer.train()
 """
 
 import dataclasses
-import hashlib
 from pathlib import Path
 
 import torch
 from torch.utils.data import SequentialSampler, Subset
 from transformers import PreTrainedTokenizerFast, Trainer, set_seed
 
-from helpers.data.data_source import DataSource
 from helpers.machine import ranks, xla
 from helpers.machine.runtime import Runtime
-from helpers.parameters import SAMPLE
 from helpers.plan import settings as planner
 from helpers.plan.settings import Plan
 from helpers.train.arguments import training_arguments
@@ -39,8 +36,8 @@ from .workload import run_recipe, workload
 
 
 @dataclasses.dataclass(frozen=True)
-class Corpus(DataSource):
-    """A graph, what of it is held out, and the sequences of both; the digest is of graph and code."""
+class Corpus:
+    """A graph, what of it is held out, and the sequences of both."""
 
     graph: KnowledgeGraph
     splits: Splits
@@ -55,7 +52,7 @@ def load_corpus(graph: KnowledgeGraph, data_source: str, configuration: Configur
 
     Raises what the splits and `Documents` do.
     """
-    folder, encoding, seed = Path(data_source).expanduser(), configuration.encoding, configuration.run.seed
+    encoding, seed = configuration.encoding, configuration.run.seed
     splits = split_by_module(graph, seed=seed, held_out=configuration.evaluation.held_out)
     documents = Documents(graph, data_source)
     heads = {triple.head for triple in splits.train}
@@ -67,10 +64,7 @@ def load_corpus(graph: KnowledgeGraph, data_source: str, configuration: Configur
     encoded, relations = EncodedDocuments(documents, tokenizer, roots=longest, **sizes), Relations(read_ontology())
     known = (*splits.train, *splits.validation, *splits.test)  # as wrong tails, true ones would be taught to be false
     train, validation = (LeafyChains(part, encoded, relations, configuration, known=known) for part in splits[:2])
-    sources = "".join(file["sha256"] for file in graph.manifest["files"])
     return Corpus(
-        name=data_source if data_source == SAMPLE else folder.resolve().name,
-        sha256=hashlib.sha256((graph.digest() + sources).encode()).hexdigest(),
         graph=graph,
         splits=splits,
         documents=documents,

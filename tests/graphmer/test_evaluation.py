@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from helpers.graphmer import evaluation
+from helpers.graphmer import evaluation, search_training
 from helpers.graphmer.configuration import override, read_configuration
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, read_ontology
@@ -26,8 +26,8 @@ def test_ranks_leave_other_right_answers_out_and_share_equal_scores(corpus):
     def length(head, relation, names):
         return np.array([len(name) % 5 for name in names])
 
-    triples = evaluation.asked_triples(corpus, 30)
-    found = evaluation.reciprocal_ranks(length, corpus, triples)
+    triples = evaluation.draw_triples(corpus, 30)
+    found = evaluation.rank_tails(length, corpus, triples)
     graph = corpus.graph
     for rank, (head, relation, tail) in zip(found, triples, strict=True):
         types = read_ontology()[relation].range
@@ -44,19 +44,19 @@ def test_ranks_leave_other_right_answers_out_and_share_equal_scores(corpus):
 
 
 def test_words_beat_an_untrained_encoder_and_a_constant_gains_nothing(corpus):
-    triples = evaluation.asked_triples(corpus, 40)
+    triples = evaluation.draw_triples(corpus, 40)
     model = new_model(override(read_configuration("cpu"), SMALL), corpus)
     scorers = {"words": evaluation.Words(corpus), "untrained": evaluation.Encoder(model, corpus)}
-    ranks = {name: evaluation.reciprocal_ranks(scorer, corpus, triples).mean() for name, scorer in scorers.items()}
-    constant = evaluation.reciprocal_ranks(lambda head, relation, names: np.zeros(len(names)), corpus, triples)
+    ranks = {name: evaluation.rank_tails(scorer, corpus, triples).mean() for name, scorer in scorers.items()}
+    constant = evaluation.rank_tails(lambda head, relation, names: np.zeros(len(names)), corpus, triples)
     assert ranks["words"] > 2 * ranks["untrained"] and constant.mean() < 0.1
     with pytest.raises(ValueError, match="are NaN"):
-        evaluation.reciprocal_ranks(lambda head, relation, names: np.full(len(names), np.nan), corpus, triples)
+        evaluation.rank_tails(lambda head, relation, names: np.full(len(names), np.nan), corpus, triples)
 
 
 def test_the_verdict_has_the_difference_of_means_and_an_interval_over_groups():
     rows = {"words": [0.5, 0.5, 1.0, 1.0], "trained": [1.0, 1.0, 1.0, 1.0]}
-    words, trained = evaluation.verdict(rows, ["a", "a", "b", "c"], "trained")
+    words, trained = search_training.verdict(rows, ["a", "a", "b", "c"], "trained")
     assert words == {"row": "words", "MRR": 0.75, "trained above it (95 %)": "+0.250 (+0.000 to +0.500)"}
     assert trained["trained above it (95 %)"] == ""
 

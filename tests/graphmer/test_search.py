@@ -10,7 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from helpers.graphmer.pairs import definitions, held_out_packages, in_batches, pairs
+from helpers.graphmer.pairs import definitions, hold_out, in_batches, pairs
 from helpers.graphmer.search import search, words
 from tests.harness import cpu_here, run
 
@@ -111,13 +111,14 @@ def test_batches_are_of_one_package_each_and_hold_no_pair_twice():
         in_batches(rows, batch_size=200, steps=1, seed=0)
 
 
-def test_held_out_packages_are_in_no_training_pair_and_the_first_package_stays():
-    rows = some_rows({"mine": 50, "a": 60, "b": 120, "c": 10})
-    kept, held_out = held_out_packages(rows, 1, most=50)
-    assert not set(kept["package"]) & set(held_out["package"])
-    assert "mine" in kept["package"] and set(held_out["package"]) <= {"a", "b"} and len(held_out) == 50
-    with pytest.raises(ValueError, match="count=2: only 2 packages have 40 pairs"):
-        held_out_packages(rows, 2)
+def test_packages_that_choose_and_that_test_are_in_no_training_pair_and_the_first_package_stays():
+    rows = some_rows({"mine": 50, "a": 60, "b": 120, "c": 45, "d": 10})
+    parts = hold_out(rows, dev=1, test=1)
+    packages = [set(part["package"]) for part in parts]
+    assert not packages[0] & packages[1] and not packages[0] & packages[2] and not packages[1] & packages[2]
+    assert {"mine", "d"} <= packages[0] and all(len(part) in (45, 60, 100) for part in parts[1:])
+    with pytest.raises(ValueError, match="only 3 packages beside yours have 40 pairs, and 3 are held out"):
+        hold_out(rows, dev=1, test=2)
 
 
 def test_words_of_names_and_prose_meet():
@@ -137,10 +138,33 @@ def test_functions_methods_and_classes_are_found_with_their_place(package, tmp_p
         assert found[0].name == name
         path, _, line = found[0].defined.partition(":")
         assert name.rpartition(".")[2] in (package.parent / path).read_text().splitlines()[int(line) - 1]
-    with pytest.raises(ValueError, match="has no word to search for"):
-        search(package.parent, "?!")
     with pytest.raises(FileNotFoundError, match="no saved SentenceTransformer"):
         search(package.parent, "read", model=tmp_path)
+
+
+@pytest.mark.parametrize("question", ["", "?!", "чтение файла", "读取文件", "\ud800", "zzz"])
+def test_a_question_that_nothing_fits_has_no_hit_in_any_script(package, question):
+    assert search(package, question) == []
+
+
+def test_words_of_other_scripts_are_found(package):
+    (package / "wörter.py").write_text('def größe_lesen():\n    """Читает размер файла. 读取文件大小"""\n')
+    for question in ("размер", "文件", "GRÖSSE"):
+        assert [hit.name for hit in search(package, question)] == ["shop.wörter.größe_lesen"]
+
+
+def test_tests_are_found_where_they_are_asked_for(package):
+    (package / "tests/conftest.py").write_text("def settings_of_tests():\n    pass\n")
+    (package / "test_more.py").write_text("def test_reads_settings():\n    pass\n")
+    names = [hit.name for hit in search(package, "settings of tests", most=9)]
+    assert names == ["shop.read_settings"]
+    everything = [hit.name for hit in search(package, "settings of tests", most=9, tests=True)]
+    assert {"shop.read_settings", "shop.tests.conftest.settings_of_tests", "shop.test_more.test_reads_settings"} <= {
+        *everything
+    }
+    (package / "__init__.py").unlink()
+    with pytest.raises(ValueError, match="outside of its tests"):
+        search(package, "settings")
 
 
 # ---- the tuned encoder
