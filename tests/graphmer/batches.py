@@ -19,7 +19,7 @@ V, R, L, H = 40, 4, 3, 3
 ROOTS = ("root_ids", "root_segments", "root_positions")
 LEAVES = ("leaf_segments", "relation_ids", "head_start", "head_length")
 INPUTS = (*ROOTS, "leaf_ids", *LEAVES)
-ALL_TERMS = {"triple_weight": 0.5, "contrastive_weight": 1.0, "scoring_weight": 0.5}
+ALL_TERMS = {"triple_weight": 0.5, "scoring_weight": 0.5}
 ALL_TERMS |= {"antisymmetry_weight": 0.2, "acyclicity_weight": 0.2}
 
 

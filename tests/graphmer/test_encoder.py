@@ -16,13 +16,6 @@ from .batches import ALL_TERMS, PAD, L, config, inputs, leafy_batch, perturbed, 
 
 # B batch · S roots · G leaves · L leaf tokens · N tokens · D width · A attention heads
 
-VARIANTS = {
-    "default": {},
-    "no positions, layernorm, gelu": {"positional_encoding": "none", "norm": "layernorm", "activation": "gelu"},
-    "no fusion": {"hgat": False},
-    "no biases of relations": {"relation_attention_bias": False, "hgat_relation_bias": False, "decay_base": 0.9},
-}
-
 
 def encoder(seed: int = 0, **changes) -> GraphMERModel:
     torch.manual_seed(seed)
@@ -48,9 +41,6 @@ def graph_distances(batch: dict, b: int) -> dict[int, dict[int, int]]:
 
 
 def slow_norm(module, x):
-    if isinstance(module, torch.nn.LayerNorm):
-        x = x - x.mean()
-        return x / torch.sqrt((x**2).mean() + 1e-6) * module.weight + module.bias
     return x / torch.sqrt((x**2).mean() + 1e-6) * module.weight
 
 
@@ -66,7 +56,7 @@ def slow_fusion(hgat, leaf, heads, r):
         )
         shares = torch.softmax(torch.where(scores > 0, scores, 0.01 * scores), 0)
         rows.append(t + sum(share * (hgat.weight[r] @ h) for share, h in zip(shares, heads, strict=True)))
-    return torch.stack(rows) if hgat.bias is None else torch.stack(rows) + hgat.bias[r]
+    return torch.stack(rows) + hgat.bias[r]
 
 
 def slow_row(model: GraphMERModel, batch: dict, b: int) -> list[torch.Tensor]:
@@ -80,7 +70,7 @@ def slow_row(model: GraphMERModel, batch: dict, b: int) -> list[torch.Tensor]:
     for g in range(G):
         start, length = int(row["head_start"][g]), int(row["head_length"][g])
         leaf = model.embedding.weight[row["leaf_ids"][g]]
-        if c.hgat and length:
+        if length:
             leaf = slow_fusion(model.hgat, leaf, roots[start : start + length], int(row["relation_ids"][g]) - 1)
         for s in range(L):
             x.append(leaf[s] + model.leaf_embedding.weight[s])
@@ -101,11 +91,10 @@ def slow_row(model: GraphMERModel, batch: dict, b: int) -> list[torch.Tensor]:
     def logit(a, i, j, query, key):
         exponent = slow_gelu(math.sqrt(distance[i][j] + 1) - model.decay.offset[a])
         value = query @ key / math.sqrt(size) * c.decay_base**exponent
-        if c.positional_encoding == "alibi":
-            dear = places[j] > places[i] if a % 2 == 0 else places[j] < places[i]
-            value = value - 2 ** (-8 * (a + 1) / A) * abs(places[i] - places[j]) * (2 if dear else 1)
+        dear = places[j] > places[i] if a % 2 == 0 else places[j] < places[i]
+        value = value - 2 ** (-8 * (a + 1) / A) * abs(places[i] - places[j]) * (2 if dear else 1)
         for relation in (head_of(i, j), head_of(j, i)):
-            if c.relation_attention_bias and relation is not None:
+            if relation is not None:
                 value = value + model.relation_bias.weight[relation, a]
         return value
 
@@ -124,18 +113,19 @@ def slow_row(model: GraphMERModel, batch: dict, b: int) -> list[torch.Tensor]:
                 mixed.append(torch.softmax(scores, 0) @ torch.stack([values[a][j] for j in seen]))
             x[i] = x[i] + layer.attention.outward.weight @ torch.cat(mixed)
         for i in range(N):
-            up = layer.feed_forward.up.weight @ slow_norm(layer.feed_forward_norm, x[i])
-            value, gate = up.chunk(2) if c.activation == "swiglu" else (up, None)
-            hidden = slow_gelu(value) if gate is None else value * gate * torch.sigmoid(gate)
-            x[i] = x[i] + layer.feed_forward.down.weight @ hidden
+            value, gate = (layer.feed_forward.up.weight @ slow_norm(layer.feed_forward_norm, x[i])).chunk(2)
+            x[i] = x[i] + layer.feed_forward.down.weight @ (value * gate * torch.sigmoid(gate))
     return [
         slow_norm(model.norm, vector) if segment else 0 * vector for vector, segment in zip(x, segments, strict=True)
     ]
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_states_and_gradients_equal_a_slow_loop_over_the_formulas(changes):
-    model, batch = encoder(**changes), inputs(leafy_batch(B=2, S=8, G=3, seed=1))  # heads of one and of several tokens
+@pytest.mark.parametrize("decay_base", [0.6, 0.9])
+def test_states_and_gradients_equal_a_slow_loop_over_the_formulas(decay_base):
+    model, batch = (
+        encoder(decay_base=decay_base),
+        inputs(leafy_batch(B=2, S=8, G=3, seed=1)),
+    )  # heads of one and of several tokens
     output = model(**batch)
     found = torch.cat((output.root_states, output.leaf_states.flatten(1, 2)), dim=1)
     expected = torch.stack([torch.stack(slow_row(model, batch, b)) for b in range(2)])
@@ -147,15 +137,14 @@ def test_states_and_gradients_equal_a_slow_loop_over_the_formulas(changes):
     theirs = torch.autograd.grad((expected * weights).sum(), parameters)
     for name, mine, loop in zip(names, ours, theirs, strict=True):
         assert mine.any(), name
-        assert torch.allclose(mine, loop, atol=1e-5, rtol=1e-5), name
+        assert torch.allclose(mine, loop, atol=1e-5 * float(loop.abs().max().clamp(min=1)), rtol=1e-5), name
 
 
 # ---- packing
 
 
-@pytest.mark.parametrize("position", ["alibi", "none"])
-def test_packed_documents_get_the_states_that_they_get_alone(position):
-    model, packed = encoder(positional_encoding=position), inputs(leafy_batch(B=2))
+def test_packed_documents_get_the_states_that_they_get_alone():
+    model, packed = encoder(), inputs(leafy_batch(B=2))
     whole = model(**packed)
     S = packed["root_ids"].shape[1]
     for b, segment in ((b, segment) for b in range(2) for segment in (1, 2)):
@@ -240,7 +229,12 @@ def test_elsewhere_encoder_and_whole_model_give_the_same_states(tmp_path):
     assert torch.allclose(found["roots"], states.root_states, atol=1e-6)
     assert torch.allclose(found["leaves"], states.leaf_states, atol=1e-6)
     assert torch.allclose(found["queries"], model.queries(states), atol=1e-6)
-    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "encoder.py"}
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "encoder.py",
+        "ontology_loss.py",
+    }
 
 
 # ---- positions
@@ -276,7 +270,7 @@ for checkpointed in (False, True):
         on_xla.enable_input_require_grads()
         on_xla._set_gradient_checkpointing(True, xla.checkpoint_function())
         on_cpu.train(), on_xla.train()
-        on_cpu._another = on_xla._another = lambda entities: (torch.arange(len(entities), device=entities.device) + 1) % len(entities)
+        on_cpu.ontology.other_leaves = on_xla.ontology.other_leaves = lambda entities: (torch.arange(len(entities), device=entities.device) + 1) % len(entities)
     differences, compiles, moved = [], [], []
     for seed in range(4):
         batch = leafy_batch(B=8, seed=seed)

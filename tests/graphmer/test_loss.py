@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from helpers.graphmer import encoder
+from helpers.graphmer import ontology_loss
 from helpers.graphmer.configuration import override, read_configuration
 from helpers.graphmer.encoder import GraphMERForPreTraining
 
@@ -26,7 +26,7 @@ def seen():
     """A model's batch, terms, and what the terms are made of, each from the public functions."""
     model, batch = new_model(), leafy_batch(B=4, G=6, seed=2)
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder, "MARGIN", MARGIN)
+        patch.setattr(ontology_loss, "MARGIN", MARGIN)
         output = model(**batch)
         return {
             "batch": batch,
@@ -40,7 +40,7 @@ def seen():
             "tails": model.entities(batch["tail_text_ids"]).flatten(0, 1),
             "heads": model.entities(batch["head_text_ids"]).flatten(0, 1),
             "negatives": model.entities(batch["negative_text_ids"]).flatten(0, 1),
-            "matrices": model.triple_scorer.weight,
+            "matrices": model.ontology.weight,
             "triple_logits": model.triple_head(output.leaf_states[:, :, 0])[..., 0],
         }
 
