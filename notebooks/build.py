@@ -38,6 +38,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+import cell_order  # noqa: E402
+
 from helpers.notebook import method  # noqa: E402
 from helpers.parameters import MAIN, extra, kind_of  # noqa: E402
 from helpers.show import tables  # noqa: E402  the checkout's, wherever this is started
@@ -136,7 +138,9 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
     calling = (cell.source for cell in cells if cell.cell_type == "code" and not {*apart} & {*_tags(cell)})
     files = reachable(calling, ROOT)
     shown = {file: files.pop(file) for cell in cells if "method" in _tags(cell) for file in [cell.metadata.pop("file")]}
-    setup.source = setup_cell(setup.source, twin, files, shown, where=f"{source}: setup cell")
+    room = next((file.rpartition("/")[0].replace("/", ".") for file in shown), "no method")
+    table = cell_order.table(cells, room)
+    setup.source = setup_cell(setup.source, twin, files, shown, table, where=f"{source}: setup cell")
     # Folded: in Colab, in Jupyter and VS Code, on Kaggle.
     setup.metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}, "_kg_hide-input": True}
     return cells
@@ -229,12 +233,17 @@ def _widget(field, kind: type) -> str:
 
 
 def setup_cell(
-    declaration: str, twin: str, files: dict[str, bytes], shown: dict[str, bytes], where: str = "setup cell"
+    declaration: str,
+    twin: str,
+    files: dict[str, bytes],
+    shown: dict[str, bytes],
+    table: list[list],
+    where: str = "setup cell",
 ) -> str:
     """Code of the setup cell: a readable header, then setup_cell.py with its constants filled in.
 
     declaration: one or more lines `# requirements: name name ...`.
-    files: of the payload. shown: the file of the method, which has a cell of its own.
+    files: of the payload. shown: the file of the method, which has a cell of its own. table: of `cell_order.table`.
     """
     lines = declaration.strip().splitlines()
     if not lines or not all(line.startswith("# requirements:") for line in lines):
@@ -251,6 +260,7 @@ def setup_cell(
         "REQUIREMENTS": '"""\n' + "\n".join(requirement_lines(names, twin, where)) + '\n"""',
         "SHA256": f'"{hashlib.sha256(packed(files)).hexdigest()}"',
         "SHOWN": json.dumps({file: method.digest(content.decode()) for file, content in shown.items()}),
+        "CELLS": json.dumps(table, ensure_ascii=False),
         "PAYLOAD": f'"{payload(files)}"',
     }
     _, _, code = (NOTEBOOKS / "setup_cell.py").read_text(encoding="utf-8").split('"""', 2)

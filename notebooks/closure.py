@@ -10,7 +10,11 @@ from pathlib import Path
 
 PACKAGE = "helpers"
 NEVER = ("TYPE_CHECKING", "__name__ == '__main__'")  # conditions that do not hold in a notebook
-ALWAYS = ("helpers.notebook.unpacking", "helpers.notebook.setup")  # run and imported by the setup cell
+ALWAYS = (
+    "helpers.notebook.unpacking",
+    "helpers.notebook.setup",
+    "helpers.notebook.order",
+)  # run and imported by the setup cell
 
 
 def reachable(sources: Iterable[str], root: Path) -> dict[str, bytes]:
