@@ -41,7 +41,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, notebook: str, params: Parameters):
-        self.path, self.notebook, self.params = path, notebook, params
+        self.path, self.claimed, self.notebook, self.params = path, path, notebook, params
         self.method = self._staged_method()
         self.trained_method: dict[str, Any] = {}
         self.source = ""
@@ -79,11 +79,13 @@ class RunFolder:
         text = self.method.read_text(encoding="utf-8")
         compile(text, self.method.name, "exec")  # a SyntaxError names the line of the cell
         ours = method.digest(text)
+        before, self.path = self.path, self.claimed
         said = f"{self.method.name} is trained as it was shown"
         if ours != known:
-            before, self.path = self.path, self.path.with_name(f"{self.path.name}-edited-{ours[:8]}")
-            _leave(before)
+            self.path = self.claimed.with_name(f"{self.claimed.name}-edited-{ours[:8]}")
             said = f"{self.method.name} was edited: this run trains your version, in a folder of its own, {self.path}"
+        if self.path != before:
+            _leave(before)
         run = {"notebook": self.notebook, "parameters": identity(self.params), "method": {module: ours}}
         _take(self.path, run, self.params)
         if self.source:  # was noted in the folder that this run leaves

@@ -196,7 +196,10 @@ def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
         if cell.cell_type == "code" and not {"setup", "method"} & {*cell.metadata.get("tags", [])}
     ]
     script = tmp_path / "script.py"
-    script.write_text("import helpers.notebook.unpacking, helpers.notebook.setup, helpers.notebook.order\n" + "\n".join(code), encoding="utf-8")
+    script.write_text(
+        "import helpers.notebook.unpacking, helpers.notebook.setup, helpers.notebook.order\n" + "\n".join(code),
+        encoding="utf-8",
+    )
     finder = modulefinder.ModuleFinder(path=[str(tmp_path)])
     finder.run_script(str(script))
     found = {
