@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import shutil
@@ -37,12 +36,12 @@ def signed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
-def test_the_trainer_runs_no_pickle_of_a_checkpoint(finished, tmp_path, name):
+def test_the_trainer_runs_no_pickle_of_a_checkpoint_and_goes_on_from_the_one_before(finished, tmp_path, name, capsys):
     shutil.copytree(finished, tmp_path / "run")
     newest = checkpoint.folder(tmp_path / "run", 2)
     torch.save({"state": payload(tmp_path)}, newest / name)
     signed(newest)
-    nothing_reads_it = contextlib.nullcontext() if name == "training_args.bin" else None
-    with nothing_reads_it or pytest.raises(Exception, match=r"Weights only load failed|Unsupported|weights_only"):
-        main(str(newest.parent), OPTIONS | {"steps": 3, "save_steps": 3})
+    main(str(newest.parent), OPTIONS | {"steps": 3, "save_steps": 3})
     assert not (tmp_path / MARKER).exists()
+    skipped = f"skipped checkpoint-2: torch does not load {name}" in capsys.readouterr().out
+    assert skipped == (name != "training_args.bin")  # which nothing reads

@@ -23,6 +23,7 @@ GOOD = {
     "learning_rate": 0.0,
     "seed": 0,
     "max_hours": 0.0,
+    "keep_in": "",
     "resume": True,
     "use_tpu": False,
     "precision": "auto",
@@ -116,7 +117,14 @@ def test_every_parameter_of_every_notebook_is_described_and_at_most_eight_are_ma
 
 def test_identity_ignores_where_a_run_is_written_and_watched_and_nothing_else():
     one = parameters.identity(Reservoir(**GOOD, size=4))
-    watched = {"output_dir": "elsewhere", "resume": False, "report_to": "wandb", "max_hours": 2.0, "max_steps": 9}
+    watched = {
+        "output_dir": "elsewhere",
+        "resume": False,
+        "report_to": "wandb",
+        "max_hours": 2.0,
+        "max_steps": 9,
+        "keep_in": "drive",
+    }
     assert parameters.identity(Reservoir(**GOOD | watched, size=4)) == one
     assert set(GOOD) | {"size"} == set(one) | set(watched)
     assert parameters.identity(Reservoir(**GOOD, size=4, kind="linear")) == one

@@ -39,6 +39,11 @@ SPLITS = {
 }
 
 
+# Of data_source="upload": the file that a person chose in this session, and the one that the run in output_dir began with.
+chosen_upload: Path | None = None
+kept_upload: Path | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataSource:
     """Name, digest and draw of a run's data."""
@@ -164,9 +169,15 @@ def located(data_source: str) -> str:
 def uploaded(name: str) -> str:
     """Asks for one file in Colab and returns its path in the working directory.
 
-    The same file chosen again is the one that is there already, so that its run goes on. Raises ValueError outside of
-    Colab, and unless one file was chosen.
+    A run that has begun to train goes on with its file, which lies in its folder. The same file chosen again is the one that is
+    there already. Raises ValueError outside of Colab, and unless one file was chosen.
     """
+    global chosen_upload
+    if kept_upload:
+        print(
+            f"{name}={UPLOAD!r}: this run began with {kept_upload.name} and goes on with it; for another file set a new output_dir"
+        )
+        return str(kept_upload)
     try:
         from google.colab import files
     except ImportError:
@@ -181,4 +192,5 @@ def uploaded(name: str) -> str:
     if first != path and first.is_file() and first.read_bytes() == path.read_bytes():
         path.unlink()
         path = first
+    chosen_upload = path.absolute()
     return str(path)

@@ -4,14 +4,13 @@ A checkpoint is written to `.staging-N` beside its final place, the sha256 of ev
 disk, and one rename makes it `checkpoint-N`. Whatever kills the process, a folder named `checkpoint-N` is whole or its
 damage is found. (Stock Trainer writes in place, and resumes silently from half a checkpoint.)
 
-Only what was read and differs is damage. What could not be read (a dropped mount, a disk error, too many open files) raises
+Only what was read and differs is damage; a damaged counter costs no checkpoint. What could not be read (a dropped mount, a disk error, too many open files) raises
 `CheckpointUnreadable`, renames nothing, and never leads to step 0.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -20,7 +19,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from . import disk
+
 MANIFEST = "manifest.json"
+COUNTERS = ("meter.json", "training_args.bin")  # what training does not continue from
+TRAINER_STATE_NAME = "trainer_state.json"  # as transformers calls it
 DAMAGED = "damaged-"
 ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)  # the disk answered that there is no such file
 
@@ -49,16 +52,31 @@ def step_of(checkpoint: Path | str) -> int:
 
 
 def listed(output_dir: Path | str, prefix: str = "") -> list[Path]:
-    """Folders named checkpoint-N, newest first, whole or not. Raises CheckpointUnreadable if the disk does not answer."""
+    """Folders named checkpoint-N, or links to them, newest first, whole or not.
+
+    Raises CheckpointUnreadable if the disk does not answer, also for a link to a disk that is not there.
+    """
+    named = [path for path in _folders(output_dir) if re.fullmatch(rf"{prefix}checkpoint-\d+", path.name)]
+    for path in named:
+        if not path.exists():
+            raise _unreadable(path, FileNotFoundError(f"it is a link to {path.readlink()}"))
+    return sorted(named, key=step_of, reverse=True)
+
+
+def renamed(output_dir: Path | str) -> list[Path]:
+    """Checkpoints under another name than checkpoint-N."""
+    others = [path for path in _folders(output_dir) if not re.fullmatch(rf"\..*|({DAMAGED})?checkpoint-\d+", path.name)]
+    return [path for path in others if (path / MANIFEST).is_file() and (path / TRAINER_STATE_NAME).is_file()]
+
+
+def _folders(output_dir: Path | str) -> list[Path]:
     try:
         with os.scandir(output_dir) as entries:  # Path.glob takes an unreadable folder for an empty one
-            found = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+            return [Path(entry.path) for entry in entries if entry.is_symlink() or entry.is_dir()]
     except ABSENT:
         return []
     except OSError as error:
         raise _unreadable(output_dir, error) from error
-    named = [path for path in found if re.fullmatch(rf"{prefix}checkpoint-\d+", path.name)]
-    return sorted(named, key=step_of, reverse=True)
 
 
 def _unreadable(path: Path | str, error: BaseException) -> CheckpointUnreadable:
@@ -66,6 +84,11 @@ def _unreadable(path: Path | str, error: BaseException) -> CheckpointUnreadable:
         f"{str(path)!r} could not be read ({error!r}), so nobody knows whether it is whole; nothing was touched. Mount the disk again, "
         "or free memory and close files; then run the notebook again"
     )
+
+
+def size(checkpoint: Path) -> int:
+    """Bytes of its files."""
+    return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
 
 
 @contextlib.contextmanager
@@ -97,18 +120,16 @@ def publish(source: Path, target: Path) -> None:
     """Hashes and syncs a finished folder, then renames it to its final name, replacing a damaged one there."""
     files = sorted(path for path in source.rglob("*") if path.is_file())
     digests = {path.relative_to(source).as_posix(): _digest(path) for path in files}
-    (source / MANIFEST).write_text(json.dumps(digests, indent=1), encoding="utf-8")
-    for path in [*files, source / MANIFEST]:
-        _sync(path)
-    for directory in [*(path for path in source.rglob("*") if path.is_dir()), source]:
-        _sync(directory)
+    disk.write_json(source / MANIFEST, digests)
+    for path in [*files, *(path for path in source.rglob("*") if path.is_dir()), source]:
+        disk.sync(path)
     discarded = target.with_name(f".discarded-{target.name}")
-    shutil.rmtree(discarded, ignore_errors=True)
+    disk.remove(discarded)
     if target.exists():
         target.rename(discarded)
     source.rename(target)
-    shutil.rmtree(discarded, ignore_errors=True)
-    _sync(target.parent)
+    disk.remove(discarded)
+    disk.sync(target.parent)
 
 
 def damage(checkpoint: Path | str) -> str | None:
@@ -130,12 +151,23 @@ def _difference(checkpoint: Path) -> str | None:
     except (ValueError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} is no manifest: {error!r}"
     for name, written in digests:
-        try:
-            if _digest(checkpoint / name) != written:
-                return f"{name} has changed since it was written"
-        except (*ABSENT, ValueError):  # no file, or a name that no file can have
-            return f"{name} is missing"
+        problem = None if name in COUNTERS else _changed(checkpoint, name, written)
+        if problem:
+            return problem
     return None
+
+
+def _changed(checkpoint: Path, name: str, written: str) -> str | None:
+    try:
+        return None if _digest(checkpoint / name) == written else f"{name} has changed since it was written"
+    except (*ABSENT, ValueError):  # no file, or a name that no file can have
+        return f"{name} is missing"
+
+
+def counter(checkpoint: Path, name: str) -> dict | None:
+    """A file of counters in a whole checkpoint; None if it is damaged."""
+    digests = disk.read_json(checkpoint / MANIFEST)
+    return None if _changed(checkpoint, name, digests.get(name, "")) else disk.read_json(checkpoint / name)
 
 
 def newest_whole(output_dir: Path | str) -> tuple[Path | None, list[str]]:
@@ -152,7 +184,7 @@ def newest_whole(output_dir: Path | str) -> tuple[Path | None, list[str]]:
 def set_aside(checkpoint: Path) -> Path:
     """Renames a damaged checkpoint, whose weights may still be of use until the run has passed it; returns its new path."""
     kept = checkpoint.with_name(f"{DAMAGED}{checkpoint.name}")
-    shutil.rmtree(kept, ignore_errors=True)
+    disk.remove(kept)
     return checkpoint.rename(kept)
 
 
@@ -169,10 +201,10 @@ def prune(output_dir: Path | str, keep: int, *, newest: int, protect: Path | str
     kept = [path for path in listed(output_dir) if step_of(path) <= newest][:keep]
     for checkpoint in listed(output_dir):
         if checkpoint not in kept and checkpoint.resolve() != protected:
-            shutil.rmtree(checkpoint)
+            disk.remove(checkpoint)
     for checkpoint in listed(output_dir, DAMAGED):
         if step_of(checkpoint) <= newest:
-            shutil.rmtree(checkpoint)
+            disk.remove(checkpoint)
     sweep(output_dir)
 
 
@@ -185,22 +217,9 @@ def sweep(output_dir: Path | str) -> None:
     for pattern in (".staging-*", ".discarded-checkpoint-*"):
         for leftover in Path(output_dir).glob(pattern):
             shutil.rmtree(leftover, ignore_errors=True)
+    disk.sweep(Path(output_dir))
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():
-        return  # Windows opens no directories
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # A mounted Drive or bucket has no directories to sync; its files were synced.
-        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
-            raise
-    finally:
-        os.close(descriptor)

@@ -2,7 +2,8 @@
 
 A file in the folder names the owner's host and process, and carries a heartbeat that others watch by their own clock
 (filelock's `SoftFileLease`, which needs no locks from the file system: it works on a local disk, NFS and a mounted
-Drive). A dead owner on this machine is replaced at once, one elsewhere after `SILENCE` seconds without a heartbeat.
+Drive). An owner that is known to be dead is replaced at once, which only the machine that it ran on can know; any other after
+`SILENCE` seconds without a heartbeat. A process takes its own folder again whatever happened to the disk.
 """
 
 from __future__ import annotations
@@ -23,67 +24,94 @@ from helpers.show import tracking
 LOCK_FILE = "owner.lock"
 SILENCE = 120.0  # seconds
 HEARTBEAT = 10.0  # seconds; a living owner is known by the next one
+LOOK_SECONDS = 0.5  # between two looks at a heartbeat
 
 
 class FolderTaken(RuntimeError):
     """Another process owns the run folder."""
 
 
-_holds: dict[Path, tuple[SoftFileLease, float]] = {}  # of each folder, and when this process took it
+_leases: dict[Path, SoftFileLease] = {}
+_began: dict[Path, float] = {}  # `time.monotonic()` from which the session in a folder counts
 
 
 @functools.cache
-def _this_host() -> str:
-    """The name under which filelock notes this machine; inside a container it is more than `socket.gethostname()`."""
+def _this_process():
+    """How filelock notes this process: its number, the host (in a container more than `socket.gethostname()`), its start."""
     with tempfile.TemporaryDirectory() as folder, SoftFileLease(Path(folder) / LOCK_FILE) as lease:
-        return lease.owner.hostname
+        return lease.owner
 
 
-def own(output_dir: Path | str) -> None:
+def own(output_dir: Path | str, name: str = "output_dir") -> None:
     """Makes this process the owner of an existing folder until it ends, unless it or a parent process is the owner.
+
+    name: of the parameter that names the folder.
 
     Raises:
         FolderTaken: a living process owns the folder.
         OSError: the folder cannot be written.
     """
     path = Path(output_dir).resolve()
-    held, since = _holds.get(path, (None, time.monotonic()))
+    held = _leases.get(path)
     if held and held.compromise is None and held.is_lock_held_by_us:
         return
     beats = {"lease_duration": SILENCE, "heartbeat_interval": HEARTBEAT}
     lease = SoftFileLease(path / LOCK_FILE, **beats, thread_local=False)
-    owner = lease.owner
-    if owner and owner.hostname == _this_host() and owner.pid in {one.pid for one in psutil.Process().parents()}:
+    owner, this = lease.owner, _this_process()
+    if owner and _on_this_machine(owner) and owner.pid in {parent.pid for parent in psutil.Process().parents()}:
         return  # a notebook's kernel, which waits for the processes that it launched
+    if owner and owner == this._replace(token=owner.token, lease_duration=owner.lease_duration):
+        (path / LOCK_FILE).unlink(missing_ok=True)
+    elif not (owner and (_on_this_machine(owner) or _lives_under_this_name(owner))):
+        _wait_for_silence(path, name, owner)
     try:
         lease.acquire(timeout=3)  # seconds: enough for an owner that is known to be dead, also on a busy machine
     except Timeout:
-        owner = lease.owner
-        here = owner and owner.hostname == _this_host()
-        who = f"process {owner.pid} on {owner.hostname}" if owner else "another process"
-        if here or not _outwait(lease, path, who):
-            raise FolderTaken(
-                f"output_dir={str(path)!r} is in use by {who}; nothing was touched. Stop that run, or restart the kernel that it "
-                f"is in; or set output_dir to a new folder. A dead owner is replaced after {SILENCE:.0f} s."
-            ) from None
-    _holds[path] = lease, since
+        raise _taken(path, name, lease.owner) from None
+    _leases[path] = lease
+    _began.setdefault(path, time.monotonic())
     atexit.register(lease.release, force=True)
 
 
-def _outwait(lease: SoftFileLease, path: Path, who: str) -> bool:
-    """Whether an owner on another machine gave no sign of life for `SILENCE` seconds, so that this process owns its lease."""
-    tracking.say(f"output_dir={str(path)!r} belongs to {who}: waiting up to {SILENCE:.0f} s for a sign of life")
+def _on_this_machine(owner) -> bool:
+    """Whether the owner ran on this machine since its last start; machines may share a name."""
+    this = _this_process()
+    return (
+        owner.hostname == this.hostname
+        and None not in (owner.start, this.start)
+        and owner.start >> 64 == this.start >> 64
+    )
+
+
+def _lives_under_this_name(owner) -> bool:
+    """Whether a process of that number lives here, of which nothing says that it is another one."""
+    return owner.hostname == _this_process().hostname and owner.start is None and psutil.pid_exists(owner.pid)
+
+
+def _taken(path: Path, name: str, owner) -> FolderTaken:
+    who = f"process {owner.pid} on {owner.hostname}" if owner else "another process"
+    return FolderTaken(
+        f"{name}={str(path)!r} is in use by {who}; nothing was touched. Stop that run, or restart the kernel that it "
+        f"is in; or set {name} to a new folder. A dead owner is replaced after {SILENCE:.0f} s."
+    )
+
+
+def _wait_for_silence(path: Path, name: str, owner) -> None:
+    """Returns when an owner on another machine has given no sign of life for `SILENCE` seconds. Raises FolderTaken at one."""
     lock = path / LOCK_FILE
-    with contextlib.suppress(FileNotFoundError):
-        if not lock.stat().st_size:
-            lock.unlink()  # whoever made it died before it wrote its name
-    seen = _heartbeat(lock)
-    try:
-        lease.acquire(timeout=SILENCE + 10, cancel_check=lambda: _heartbeat(lock) not in (seen, None))
-    except Timeout:
-        return False
-    tracking.say(f"{who} is silent: this process goes on with its run")
-    return True
+    first = _heartbeat(lock)
+    if first is None:
+        return
+    if lock.stat().st_size:  # else whoever made it died before it wrote its name
+        who = f"process {owner.pid} on {owner.hostname}" if owner else "another process"
+        tracking.say(f"{name}={str(path)!r} belongs to {who}: waiting up to {SILENCE:.0f} s for a sign of life")
+        deadline = time.monotonic() + SILENCE
+        while _heartbeat(lock) == first and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+        if _heartbeat(lock) not in (first, None):
+            raise _taken(path, name, owner)
+        tracking.say(f"{who} is silent: this process goes on with its run")
+    lock.unlink(missing_ok=True)
 
 
 def _heartbeat(lock: Path) -> int | None:
@@ -93,29 +121,51 @@ def _heartbeat(lock: Path) -> int | None:
     return None
 
 
-def check(output_dir: Path | str) -> None:
-    """Raises FolderTaken if another process took over our folder (this machine was suspended, for example)."""
-    if Path(output_dir).resolve() in _holds:
-        own(output_dir)
+def check(output_dir: Path | str, name: str = "output_dir") -> None:
+    """Raises FolderTaken if another process took over our folder, FileNotFoundError if the folder has gone elsewhere."""
+    path = Path(output_dir).resolve()
+    if path not in _leases:
+        return
+    if not path.is_dir() or not any(path.iterdir()):
+        raise FileNotFoundError(
+            f"{name}={str(path)!r} was renamed, removed or unmounted since this run began; nothing was written. Put it back, then "
+            "run the cell again"
+        )
+    own(path, name)
 
 
 @contextlib.contextmanager
 def owned(output_dir: Path | str) -> Iterator[float]:
-    """Owns the folder inside the block, and after it if it did so before; yields the `time.monotonic()` since when."""
+    """Owns the folder inside the block, and after it if it did so before; yields when the session in it began."""
     path = Path(output_dir).resolve()
-    before = path in _holds
+    before = path in _leases
     path.mkdir(parents=True, exist_ok=True)
     own(path)
     try:
-        yield _holds[path][1] if path in _holds else time.monotonic()
+        yield session_began(path)
     finally:
         if not before:
             release(path)
 
 
+def session_began(output_dir: Path | str) -> float:
+    """The `time.monotonic()` at which this process took the folder, or one above it for the run that it belongs to."""
+    path = Path(output_dir).resolve()
+    return min((_began[folder] for folder in (path, *path.parents) if folder in _began), default=time.monotonic())
+
+
+def begin_session_anew(output_dir: Path | str) -> None:
+    """Lets the session count from now: its time was over, and a person goes on."""
+    path = Path(output_dir).resolve()
+    for folder in {path, *path.parents} & _began.keys():
+        _began[folder] = time.monotonic()
+
+
 def release(output_dir: Path | str) -> None:
     """Gives the folder up."""
-    lease, _ = _holds.pop(Path(output_dir).resolve(), (None, None))
+    path = Path(output_dir).resolve()
+    _began.pop(path, None)
+    lease = _leases.pop(path, None)
     if lease:
         atexit.unregister(lease.release)
         lease.release(force=True)

@@ -7,7 +7,6 @@ refused. `sessions.json` records the machine and the code of each part of the ru
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import shutil
 import tempfile
@@ -15,18 +14,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pydantic_core
-
 import helpers
+from helpers.data import data_source
 from helpers.machine.runtime import Runtime
 from helpers.notebook import method
-from helpers.parameters import Parameters, expanded, identity
+from helpers.parameters import UPLOAD, Parameters, expanded, identity
 from helpers.show import tracking
 
-from . import checkpoint, folder_lock, provenance
+from . import checkpoint, disk, folder_lock, mirror, provenance
+from .disk import write_json
+from .mirror import RESULTS_FILE, RUN_FILE, UPLOADED, Mirror
 
-RUN_FILE = "run.json"
-RESULTS_FILE = "results.json"
 SESSIONS_FILE = "sessions.json"
 # If one of these differs, a resumed run is not bit for bit the same.
 COMPARED = ("kind", "device", "devices", "precision", "payload", *provenance.LIBRARIES)
@@ -45,6 +43,7 @@ class RunFolder:
         self.method = self._staged_method()
         self.trained_method: dict[str, Any] = {}
         self.source = ""
+        self.mirror: Mirror | None = None
 
     @classmethod
     def claim(cls, notebook: str, params: Parameters) -> RunFolder:
@@ -59,8 +58,61 @@ class RunFolder:
             FolderTaken: another process owns the folder.
         """
         path = expanded("output_dir", params.output_dir).absolute()
-        _take(path, {"notebook": notebook, "parameters": identity(params)}, params)
-        return cls(path, notebook, params)
+        run = cls(path, notebook, params)
+        run._take({"notebook": notebook, "parameters": identity(params)})
+        steps = [checkpoint.step_of(folder) for folder in checkpoint.listed(path)]
+        begins = f"goes on from step {max(steps)}" if any(steps) else "begins at step 0"
+        tracking.say(f"output_dir: the run {begins}")
+        if not params.keep_in:
+            mirror.warn(path)
+        return run
+
+    def _take(self, ours: dict[str, Any]) -> None:
+        """Makes `path` the folder of the run `ours`, as `claim` says, with what a second place has of it."""
+        path, params = self.path, self.params
+        place = None if self.mirror else mirror.place_of(params.keep_in, path)
+        disk.require_mount("output_dir", path)
+        _prepare("output_dir", path)
+        theirs = _same_run("output_dir", path, ours, params)
+        if place:
+            _prepare("keep_in", place)
+            copied = _same_run("keep_in", place, ours, params)
+            mirror.close_current()
+        folder_lock.own(path)
+        if theirs is None:
+            _forget_untrained(path)
+        if place:
+            folder_lock.own(place, "keep_in")
+            if copied is None:
+                _forget_untrained(place)
+            mirror.restore(place, path)
+            theirs = theirs or copied
+        run = (theirs or {}) | ours
+        if disk.read_json(path / RUN_FILE) != run:
+            write_json(path / RUN_FILE, run)
+        data_source.kept_upload = _upload_of(path) if _progress(path) else None
+        if place:
+            self.mirror = mirror.start(path, place)
+
+    def _keep_upload(self) -> None:
+        """Keeps an uploaded file in the run's folder, so that a run which goes on need not ask for it."""
+        if data_source.chosen_upload and not data_source.kept_upload:
+            staging = self.path / f".staging-{UPLOADED}"
+            shutil.rmtree(staging, ignore_errors=True)
+            disk.copy(data_source.chosen_upload, staging / data_source.chosen_upload.name)
+            checkpoint.publish(staging, self.path / UPLOADED)
+
+    def _leave(self, path: Path) -> None:
+        """Gives up a folder that was claimed for a run which goes elsewhere; removes it if the claim is all that it holds."""
+        folders = [path]
+        if self.mirror:
+            self.mirror.close()
+            folders.append(self.mirror.place)
+            self.mirror = None
+        for folder in folders:
+            folder_lock.release(folder)
+            if {entry.name for entry in folder.iterdir()} == {RUN_FILE}:
+                shutil.rmtree(folder)
 
     def _staged_method(self) -> Path | None:
         if not getattr(helpers, "shown", None):
@@ -85,9 +137,9 @@ class RunFolder:
             self.path = self.claimed.with_name(f"{self.claimed.name}-edited-{ours[:8]}")
             said = f"{self.method.name} was edited: this run trains your version, in a folder of its own, {self.path}"
         if self.path != before:
-            _leave(before)
+            self._leave(before)
         run = {"notebook": self.notebook, "parameters": identity(self.params), "method": {module: ours}}
-        _take(self.path, run, self.params)
+        self._take(run)
         if self.source:  # was noted in the folder that this run leaves
             self.same_data(self.source)
         kept = self.path / METHOD_FOLDER / self.method.name
@@ -104,7 +156,9 @@ class RunFolder:
         Raises ValueError: the folder holds checkpoints of a run on other data.
         """
         self.source = source
-        run = json.loads((self.path / RUN_FILE).read_text(encoding="utf-8"))
+        if self.params.data_source == UPLOAD:
+            self._keep_upload()
+        run = _run_of(self.path) or {}
         before = run.get("data")
         if before == source:
             return
@@ -134,66 +188,100 @@ class RunFolder:
             **parts,
         }
         write_json(self.path / RESULTS_FILE, results)
+        if self.mirror:
+            self.mirror.say_finished()
         return self.path / RESULTS_FILE
 
 
-def _take(path: Path, ours: dict[str, Any], params: Parameters) -> None:
-    """Makes `path` the folder of the run `ours`, as `RunFolder.claim` says."""
-    elsewhere = f"set output_dir to a new folder (now {str(path)!r})"
+def _prepare(name: str, path: Path) -> None:
+    """Makes a folder. Raises PermissionError if it cannot be written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        entries = {entry.name for entry in path.iterdir() if not _is_harmless(entry.name)}
         if not os.access(path, os.W_OK):
             raise PermissionError("no write permission")
-        if not entries:
-            folder_lock.own(path)
-            write_json(path / RUN_FILE, ours)
-            return
     except OSError as error:
-        raise PermissionError(f"output_dir={str(path)!r} cannot be written ({error}); {elsewhere}") from error
-    if RUN_FILE not in entries:
+        raise PermissionError(f"{name}={str(path)!r} cannot be written ({error}); {_elsewhere(name, path)}") from error
+
+
+def _elsewhere(name: str, path: Path) -> str:
+    return f"set {name} to a new folder (now {str(path)!r})"
+
+
+def _same_run(name: str, path: Path, ours: dict[str, Any], params: Parameters) -> dict[str, Any] | None:
+    """What a folder says of this run; {} if there is nothing, None if it holds another run that trained nothing.
+
+    Raises ValueError as `RunFolder.claim` says.
+    """
+    entries = sorted(entry.name for entry in path.iterdir() if not _is_harmless(entry.name))
+    if not entries:
+        return {}
+    elsewhere = _elsewhere(name, path)
+    try:
+        theirs = _run_of(path)
+        differences = _differences(theirs, ours, params) if theirs else []
+    except (OSError, AttributeError, TypeError) as error:
         raise ValueError(
-            f"output_dir={str(path)!r} holds files that are no run of this suite ({', '.join(sorted(entries)[:4])}"
+            f"{name}={str(path)!r} holds a {RUN_FILE} that cannot be read ({error}); nothing was touched: {elsewhere}"
+        ) from error
+    if theirs is None:
+        raise ValueError(
+            f"{name}={str(path)!r} holds files that are no run of this suite, or whose {RUN_FILE} is lost ({', '.join(entries[:4])}"
             f"{', ...' if len(entries) > 4 else ''}); nothing was touched: {elsewhere}"
         )
-    try:
-        theirs = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
-        differences = _differences(theirs, ours, params)
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"output_dir={str(path)!r} holds a {RUN_FILE} that cannot be read ({error}); nothing was touched: {elsewhere}"
-        ) from error
     progress = _progress(path)
     if differences and progress:
         raise ValueError(
-            f"output_dir={str(path)!r} belongs to another run ({'; '.join(differences)}); nothing was touched: "
+            f"{name}={str(path)!r} belongs to another run ({'; '.join(differences)}); nothing was touched: "
             f"{elsewhere}, or set the parameters back to resume that run"
         )
     if not params.resume and progress:
         raise ValueError(
-            f"resume=False, but output_dir={str(path)!r} already holds this run; nothing was touched: "
+            f"resume=False, but {name}={str(path)!r} already holds this run; nothing was touched: "
             f"set resume=True to continue it, or {elsewhere}"
         )
-    folder_lock.own(path)
-    if differences:  # that run trained nothing
-        for untrained in checkpoint.listed(path):
-            shutil.rmtree(untrained)
-        (path / SESSIONS_FILE).unlink(missing_ok=True)
-        theirs = {}
-    if theirs != theirs | ours:
-        write_json(path / RUN_FILE, theirs | ours)
+    return None if differences else theirs
 
 
-def _leave(path: Path) -> None:
-    """Gives up a folder that was claimed for a run which goes elsewhere; removes it if the claim is all that it holds."""
-    folder_lock.release(path)
-    if {entry.name for entry in path.iterdir()} == {RUN_FILE}:
-        shutil.rmtree(path)
+def _run_of(path: Path) -> dict[str, Any] | None:
+    """What defines the run of a folder: `run.json`, or the copy in a checkpoint if that is lost; None if there is neither."""
+    return _first_json(path, RUN_FILE, dict)
+
+
+def _first_json(path: Path, name: str, kind: type) -> Any:
+    failure = None
+    for folder in (path, *checkpoint.listed(path)):
+        try:
+            value = disk.read_json(folder / name)
+        except OSError as error:
+            failure = failure or error
+        else:
+            if isinstance(value, kind):
+                return value
+    if failure:
+        raise failure
+    return None
+
+
+def _forget_untrained(path: Path) -> None:
+    """Removes what another run, which trained nothing, left in a folder."""
+    for untrained in checkpoint.listed(path):
+        disk.remove(untrained)
+    (path / SESSIONS_FILE).unlink(missing_ok=True)
+
+
+def _upload_of(path: Path) -> Path | None:
+    """The uploaded file that a run began with, if it is whole."""
+    folder = path / UPLOADED
+    if not folder.is_dir() or checkpoint.damage(folder):
+        return None
+    return next(file for file in folder.iterdir() if file.name != checkpoint.MANIFEST)
 
 
 def _progress(path: Path) -> bool:
     """Whether the folder holds results, or a checkpoint of a step that was trained."""
-    return (path / RESULTS_FILE).exists() or any(checkpoint.step_of(each) for each in checkpoint.listed(path))
+    checkpoints = [*checkpoint.listed(path), *checkpoint.listed(path, checkpoint.DAMAGED)]
+    trained = any(checkpoint.step_of(folder) for folder in checkpoints)
+    return trained or (path / RESULTS_FILE).exists() or bool(checkpoint.renamed(path))
 
 
 def _is_harmless(name: str) -> bool:
@@ -203,8 +291,7 @@ def _is_harmless(name: str) -> bool:
 
 def sessions(output_dir: str | Path) -> list[dict[str, Any]]:
     """The sessions of a run so far, oldest first."""
-    path = Path(output_dir) / SESSIONS_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return _first_json(Path(output_dir), SESSIONS_FILE, list) or []
 
 
 def begin_session(
@@ -245,15 +332,11 @@ def begin_session(
     return f"ATTENTION: this run goes on under other conditions ({'; '.join(changed)}): not bit for bit the run of one session"
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Writes JSON under a temporary name and renames it, so that no reader finds half a file.
-
-    Arrays and tensors become lists or numbers; NaN and infinities become null.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    text = pydantic_core.to_json(value, indent=2, inf_nan_mode="null", fallback=lambda array: array.tolist())
-    temporary.write_bytes(text + b"\n")
-    temporary.replace(path)
+def copy_identity(output_dir: Path | str, written: Path) -> None:
+    """Copies what defines the run of a folder into a checkpoint of it, should the files themselves be lost."""
+    for name in (RUN_FILE, SESSIONS_FILE):
+        if (Path(output_dir) / name).is_file():
+            shutil.copyfile(Path(output_dir) / name, written / name)
 
 
 def saved(figure, path: str | Path):

@@ -52,12 +52,13 @@ class Stops(TrainerCallback):
     def __init__(self, max_hours: float = 0.0):
         self.max_hours = max_hours
         self.reason = ""
+        self.out_of_time = False
         self._deadline = math.inf
 
     @contextlib.contextmanager
     def listening(self, since: float | None = None) -> Iterator[Stops]:
         """Listens inside the block; the budget counts from `since`, a `time.monotonic()` (default: now)."""
-        self.reason = ""
+        self.reason, self.out_of_time = "", False
         if self.max_hours:
             self._deadline = (time.monotonic() if since is None else since) + self.max_hours * 3600
         handlers, ended = {}, threading.Event()
@@ -82,8 +83,8 @@ class Stops(TrainerCallback):
         self.reason = self.reason or signal.Signals(number).name
 
     def _look_at_the_clock(self) -> None:
-        if time.monotonic() >= self._deadline:
-            self.reason = self.reason or f"max_hours={self.max_hours:g}"
+        if time.monotonic() >= self._deadline and not self.reason:
+            self.reason, self.out_of_time = f"max_hours={self.max_hours:g}", True
 
     def _watch(self, ended: threading.Event, parent: int) -> None:
         watched = tracking.in_kernel() or ranks.count() > 1

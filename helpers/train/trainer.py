@@ -9,7 +9,8 @@ needs beside that is done by its engine (helpers/machine/engine.py).
 from __future__ import annotations
 
 import contextlib
-import json
+import math
+import pickle
 import shutil
 import time
 from dataclasses import replace
@@ -23,12 +24,13 @@ from transformers import TrainerCallback
 from transformers.integrations import WandbCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
+from transformers.trainer_pt_utils import safe_globals
 
 import helpers
 from helpers.machine import attention, ranks
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Plan
-from helpers.run import checkpoint, folder_lock, run_folder
+from helpers.run import checkpoint, disk, folder_lock, run_folder
 from helpers.show import tracking
 from helpers.show.progress import Wandb, progress
 
@@ -49,6 +51,17 @@ from .interruption import (
 from .meter import Meter
 
 METER_FILE = "meter.json"
+
+
+def _refusal(source: Path) -> str | None:
+    """Why torch does not load a file of a checkpoint, or None; reads only its structure, and runs no code of it."""
+    for file in (*source.glob("*.pt"), *source.glob("*.pth")):
+        try:
+            with safe_globals():
+                torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError) as error:
+            return f"torch does not load {file.name}: {str(error).strip().splitlines()[0]}"
+    return None
 
 
 class TrainerMixin(TrainerCallback):
@@ -143,7 +156,7 @@ class TrainerMixin(TrainerCallback):
                 self._refuse_trained_weights()
             self.resumed_from = source and checkpoint.step_of(source)
             while True:
-                self._counts = json.loads((source / METER_FILE).read_text(encoding="utf-8")) if source else {}
+                self._counts = self._counts_of(source) if source else {}
                 self.meter.start(self._counts)
                 try:
                     output = self._train_from(source, **kwargs)
@@ -166,6 +179,10 @@ class TrainerMixin(TrainerCallback):
                 self._raise_stopped()
             self._load_best()
             self._mark_trained()
+            if any(
+                ranks.gather(bool(self.stops.reason) and not self.stops.out_of_time)
+            ):  # a signal came since the last step
+                self._raise_stopped()
         return output
 
     def _weights_version(self) -> int:
@@ -185,6 +202,8 @@ class TrainerMixin(TrainerCallback):
 
     def _raise_stopped(self):
         step = self.state.global_step
+        if self.stops.out_of_time:  # who runs the cell again gets all of max_hours
+            folder_lock.begin_session_anew(self.args.output_dir)
         raise Stopped(
             f"{self.stops.reason} at step {step}: checkpoint-{step} is written and whole. "
             "Run the notebook again with the same output_dir and resume=True to continue from there."
@@ -216,6 +235,12 @@ class TrainerMixin(TrainerCallback):
                 self._say(changed)
         return super().train(resume_from_checkpoint=str(source) if source else None, **kwargs)
 
+    def _counts_of(self, source: Path) -> dict:
+        counts = checkpoint.counter(source, METER_FILE)
+        if counts is None:
+            self._say(f"{METER_FILE} of {source.name} is damaged: time and examples are counted from here on")
+        return counts or {}
+
     def _owes_evaluation(self) -> bool:
         """Whether the evaluation of the present step was stopped."""
         step, every = self.state.global_step, self.args.eval_steps
@@ -230,14 +255,40 @@ class TrainerMixin(TrainerCallback):
         checkpoint.sweep(self.args.output_dir)
         if not wanted:
             return None
-        source, skipped = checkpoint.newest_whole(self.args.output_dir)
-        for line, damaged in zip(skipped, checkpoint.listed(self.args.output_dir), strict=False):
-            self._say(f"{line} (kept as {checkpoint.set_aside(damaged).name})")
+        source, problems, refusals = None, {}, []
+        for candidate in checkpoint.listed(self.args.output_dir):
+            problem = checkpoint.damage(candidate)
+            refusal = None if problem else _refusal(candidate)
+            if not (problem or refusal):
+                source = candidate
+                break
+            problems[candidate] = problem or refusal
+            refusals += [refusal] if refusal else []
+        self._refuse_to_begin_anew(source, refusals)
+        for candidate, problem in problems.items():
+            self._say(f"skipped {candidate.name}: {problem} (kept as {checkpoint.set_aside(candidate).name})")
         if source is not None:
             self._say(f"resuming from {source.name}")
-        elif skipped:
+        elif problems:
             self._say("no whole checkpoint: starting from step 0")
         return source
+
+    def _refuse_to_begin_anew(self, source: Path | None, refusals: list[str]) -> None:
+        """Raises ValueError if there are checkpoints that a person can make usable, and none newer is."""
+        output_dir, first_step = self.args.output_dir, checkpoint.step_of(source) if source else -1
+        for folder in checkpoint.renamed(output_dir):
+            state = disk.read_json(folder / checkpoint.TRAINER_STATE_NAME)
+            step = state["global_step"] if isinstance(state, dict) else 0
+            if step > first_step:
+                raise ValueError(
+                    f"output_dir={output_dir!r} holds {folder.name!r}, which is a checkpoint of step {step} under another name; nothing "
+                    f"was touched: rename it to checkpoint-{step} to continue from it, or move it out of output_dir"
+                )
+        if refusals and source is None:
+            raise ValueError(
+                f"output_dir={output_dir!r} holds whole checkpoints that torch {torch.__version__} does not load ({refusals[0]}); nothing was "
+                "touched: run with the versions that wrote them (sessions.json names them), or set output_dir to a new folder"
+            )
 
     def _load_best(self) -> None:
         if self.state.best_global_step is None:
@@ -262,6 +313,8 @@ class TrainerMixin(TrainerCallback):
         if state.global_step == 0 and checkpoint.newest_whole(args.output_dir)[0] is None:
             # Proves at once that a checkpoint can be written; an early failure goes back to it.
             self._save_checkpoint(self.model, None)
+        if self.is_world_process_zero():
+            self._require_room()
         if unlogged := self._counts.get("unlogged"):
             loss, self._globalstep_last_logged = unlogged
             self._tr_loss = torch.tensor(loss, device=args.device)
@@ -410,6 +463,28 @@ class TrainerMixin(TrainerCallback):
             finally:
                 self._staging = None
 
+    def _require_room(self) -> None:
+        """Raises CheckpointNotWritten unless the disk has room for all checkpoints that will be there at a time."""
+        output_dir, step, saves = Path(self.args.output_dir), self.state.global_step, self.args.save_steps
+        sizes = [checkpoint.size(folder) for folder in checkpoint.listed(output_dir)]
+        trained = sum(parameter.numel() for parameter in self.trained_module().parameters() if parameter.requires_grad)
+        moments = (
+            self.plan.memory.count.optimizer or 8 * trained
+        )  # bytes, none of which are there before the first step
+        size = max(sizes, default=0) + (0 if step else moments)
+        kept = (self.args.save_total_limit or 2) + (self.args.eval_strategy != "no")
+        number = min(kept + 1, len(sizes) + math.ceil((self.args.max_steps - step) / max(saves, 1)))
+        try:
+            disk.require_room(
+                output_dir,
+                number * size - sum(sizes),
+                f"keeping {number} checkpoints of {size / disk.GIB:.2f} GiB each",
+            )
+        except OSError as error:
+            raise checkpoint.CheckpointNotWritten(
+                f"{error.strerror}. Free space, choose another disk with output_dir, or train fewer weights; then run again"
+            ) from error
+
     def _check_finite(self) -> None:
         """Raises NonFiniteLoss, in all processes, unless everything that a checkpoint would hold is finite."""
         trained = (parameter for parameter in self.trained_module().parameters() if parameter.requires_grad)
@@ -441,7 +516,8 @@ class TrainerMixin(TrainerCallback):
             state.best_model_checkpoint = None if best is None else str(checkpoint.folder(output_dir, best))
             state.save_to_json(str(written / transformers.trainer.TRAINER_STATE_NAME))
             counts = self.meter.state() | {"unlogged": unlogged, "skipped": self._loss_scale.skipped}
-            (written / METER_FILE).write_text(json.dumps(counts), encoding="utf-8")
+            disk.write_json(written / METER_FILE, counts)
+            run_folder.copy_identity(output_dir, written)
         keep = self.args.save_total_limit or 2
         checkpoint.prune(output_dir, keep, newest=step, protect=state.best_model_checkpoint)
 

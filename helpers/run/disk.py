@@ -1,0 +1,141 @@
+"""Files on disks that fill up, drop or lose power: written whole or not at all, copied, removed; room and mounts are checked."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pydantic_core
+
+from helpers.parameters import DRIVE
+
+COLAB_DRIVE = Path("/content/drive")
+PLACES_OF_MOUNTS = ("/mnt", "/media", "/run/media", "/Volumes")
+REMOVED = ".removed-"
+GIB = 2**30
+
+_mounts: set[Path] = set()  # where this process has seen a disk
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes JSON that is there whole or not at all, whatever ends the process or the machine.
+
+    Arrays and tensors become lists or numbers; NaN and infinities become null.
+    """
+    text = pydantic_core.to_json(value, indent=2, inf_nan_mode="null", fallback=lambda array: array.tolist())
+    temporary = _temporary(path)
+    temporary.write_bytes(text + b"\n")
+    _publish(temporary, path)
+
+
+def read_json(path: Path) -> Any:
+    """The value, or None if there is no such file or it holds no JSON, as a power failure leaves it."""
+    try:
+        return json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        return None
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copies a file, which is there whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(target)
+    shutil.copyfile(source, temporary)
+    _publish(temporary, target)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    sync(temporary)
+    temporary.replace(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file or a folder is on the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no directories
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # A mounted Drive or bucket has no directories to sync; its files were synced.
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def remove(folder: Path, truncate: bool = False) -> None:
+    """Removes a folder, or a link to one, as far as the disk lets it; what stays behind has a name that nobody reads.
+
+    truncate: empties files first, since the trash of Google Drive counts their bytes.
+    """
+    with contextlib.suppress(OSError):  # a file of it is in use, on NFS or Windows: it goes next time
+        if folder.is_symlink():
+            folder.unlink()
+            return
+        removed = folder.with_name(f"{REMOVED}{folder.name}")
+        folder.rename(removed)
+        sweep(folder.parent, truncate)
+
+
+def sweep(parent: Path, truncate: bool = False) -> None:
+    """Removes what `remove` had to leave in this folder."""
+    for removed in parent.glob(f"{REMOVED}*"):
+        for path in removed.rglob("*") if truncate else ():
+            with contextlib.suppress(OSError):
+                os.truncate(path, 0)
+        shutil.rmtree(removed, ignore_errors=True)
+
+
+def require_room(folder: Path | str, needed: int, purpose: str) -> None:
+    """Raises OSError, with the number that is missing, unless the disk of `folder` has `needed` bytes free."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(
+            errno.ENOSPC,
+            f"{purpose} needs {needed / GIB:.2f} GiB in {str(folder)!r}, and {free / GIB:.2f} GiB are free: "
+            f"{(needed - free) / GIB:.2f} GiB are missing",
+        )
+
+
+def require_mount(name: str, path: Path) -> None:
+    """Raises ValueError if `path` lies where a disk should be mounted and none is: its files would go elsewhere."""
+    missing = [place for place in _places_of_disks(path) if not os.path.ismount(place)]
+    _mounts.update(folder for folder in path.parents if os.path.ismount(folder))
+    if missing:
+        remedy = f"Set keep_in={DRIVE!r}, which mounts it" if missing[0] == COLAB_DRIVE else "Mount the disk"
+        raise ValueError(
+            f"{name}={str(path)!r}: no disk is mounted at {missing[0]}. Files would go to this machine's own disk, and a run on the "
+            f"other disk would not be found; nothing was touched. {remedy}, or set {name} to another folder"
+        )
+
+
+def _places_of_disks(path: Path) -> list[Path]:
+    """The folders among `path` and those above it at which a disk is to be expected."""
+    above = [path, *path.parents]
+    expected = {COLAB_DRIVE, *_mounts, *_declared_mounts()}
+    places = [folder for folder in above if folder in expected]
+    for folder in above:
+        if str(folder.parent) in PLACES_OF_MOUNTS and folder.is_dir() and not any(folder.iterdir()):
+            places.append(folder)  # an empty folder made for a disk
+    return places
+
+
+def _declared_mounts() -> list[Path]:
+    """The places of /etc/fstab."""
+    try:
+        lines = Path("/etc/fstab").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    fields = [line.split() for line in lines if not line.lstrip().startswith("#")]
+    return [Path(words[1]) for words in fields if len(words) > 2 and words[1] not in ("/", "none", "swap")]
