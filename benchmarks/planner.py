@@ -1,4 +1,4 @@
-"""The planner against this machine's allocator, and its grid of notebooks, machines and sizes.
+"""The planner against this machine's allocator, and its table of notebooks and machines.
 
     OMP_NUM_THREADS=1 python benchmarks/planner.py                       # memory of every notebook; minutes
     OMP_NUM_THREADS=1 python benchmarks/planner.py tinystories_reservoir # replaces this one's lines, the rest stays
@@ -6,7 +6,7 @@
 
 Memory: forward and backward pass of each notebook's default model at its default length are counted on fake tensors, then taken
 with real ones, in fp32 and in bf16; what they took are the allocator's own totals (torch.profiler). The grid asks the planner's
-command for the sizes that the guides of docs/choosing-hardware.md name.
+command for the default run of each notebook.
 """
 
 from __future__ import annotations
@@ -25,20 +25,13 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from report import argument_parser, machine, parsed, write  # noqa: E402
 
 from helpers.machine import runtime  # noqa: E402
-from helpers.plan.__main__ import forecasts, verdict  # noqa: E402
+from helpers.plan.__main__ import forecasts  # noqa: E402
 from helpers.plan.machines import FREE  # noqa: E402
 from helpers.plan.workloads import ROOMS, Asked, room  # noqa: E402
 
 MEMORY_TARGET = 0.05
 EXAMPLES = 2  # of the micro-batch whose memory is measured
 MACHINES = ("T4", "2xT4", "V100", "L4", "A100 40GB", "RTX 3050", "v2-8", "v3-8", "v5e-1", "v5e-8")
-# Samples, or optimizer steps, as the guides name them; 0: the default run.
-SAMPLES = {
-    "lejepa_training": (0, 2_000, 5_000, 20_000, 50_000, 500_000),
-    "legal_cot_sft": (0, 2_054),
-    "hardware_tuning": (0, 24_000, 50_000, 100_000),
-}
-STEPS = {"graphmer_se": (0, 1_000, 10_000, 50_000, 100_000), "tinystories_reservoir": (0,)}
 
 
 def memory_of(notebook: str, here: runtime.Runtime) -> dict:
@@ -81,40 +74,29 @@ def allocated(workload, here: runtime.Runtime, examples: int) -> int:
 
 
 def grid(notebook: str) -> list[dict]:
-    """One entry a size: each machine's forecast in short, and which machine to take."""
-    found = []
-    for size in SAMPLES.get(notebook) or STEPS[notebook]:
-        by_samples = notebook in SAMPLES
-        asked, steps = (Asked(examples=size), 0) if by_samples else (Asked(), size)
-        each = forecasts(notebook, MACHINES, asked, max_steps=steps)
-        found.append(
-            {
-                "samples" if by_samples else "steps": size,
-                "machines": [short(one) for one in each],
-                "verdict": verdict(each),
-            }
-        )
-    return found
+    """Each machine's forecast of the default run, in short."""
+    return [short(run) for run in forecasts(notebook, MACHINES, Asked())]
 
 
-def short(found) -> dict:
+def short(run) -> dict:
     """What the page shows of a forecast."""
-    plan, whole = found.plan, found.results()
-    spans = {
-        name: whole[name] and [whole[name]["low"], whole[name]["high"]]
-        for name in ("run_seconds", "peak_memory_bytes", "usd")
-    }
+    plan, results = run.plan, run.results()
     if plan is None:
-        return {"hardware": found.machine.name, "problem": found.problem}
+        return {"hardware": run.machine.name, "problem": run.problem}
+    spans = {}
+    for name in ("run_seconds", "peak_memory_bytes", "usd"):
+        span = results[name]
+        spans[name] = [span["low"], span["high"]] if span else None
     return {
-        "hardware": found.machine.name,
+        "hardware": run.machine.name,
         "fits": plan.memory.fits,
         "checkpointing": plan.gradient_checkpointing,
         "precision": plan.precision,
         "batch": plan.batch_size,
         "micro_batch": plan.per_device_batch_size,
         "steps": plan.max_steps,
-        "free": FREE.get(found.machine.name, ""),
+        "free": FREE.get(run.machine.name, ""),
+        "guess": run.machine.kind == "xla",
         **spans,
     }
 

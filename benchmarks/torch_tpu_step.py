@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from tpu_step import moved
 
 from helpers.plan.counting import copy_with
-from helpers.plan.tpu import moved
 from tests.machine import tpu_stand_in
 
 # TorchTPU lowers a norm of two dtypes, as autocast leaves them, only in its parts; the stand-in cannot read its cumulative sum.

@@ -22,11 +22,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
+import tpu_step as tpu  # noqa: E402
 from report import machine as this_machine  # noqa: E402
 from report import write  # noqa: E402
 from transformers import BertConfig  # noqa: E402
 
-from helpers.plan import tpu  # noqa: E402
 from helpers.plan.counting import count  # noqa: E402
 from helpers.plan.forecast import ADAMW_BYTES  # noqa: E402
 from helpers.plan.machines import machine, runtime_of  # noqa: E402

@@ -161,16 +161,12 @@ def planned(notebook: str, twin: str) -> str:
     known = json.loads(GRID.read_text(encoding="utf-8"))["notebooks"]
     if notebook not in known:
         return ""
-    default = known[notebook][0]
-    plans = {each["hardware"]: each for each in default["machines"]}
+    plans = {each["hardware"]: each for each in known[notebook]}
     said = []
     for device in DEVICES[twin]:
         time = " to ".join(map(tables.seconds, plans[device]["run_seconds"] or ())) or "not known"
         said.append(f"{device} {time}, at most {plans[device]['peak_memory_bytes'][1] / 2**30:.1f} GiB")
-    return (
-        f"**Planned, not measured**, training alone with default settings: {'; '.join(said)}. Download, compilation, evaluation and "
-        "saving come on top."
-    )
+    return f"**Estimated, not measured**, for the default settings: {'; '.join(said)}. Download and saving come on top."
 
 
 def parameters_cell(declaration: str, twin: str, where: str = "parameters cell") -> str:

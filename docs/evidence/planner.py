@@ -16,16 +16,14 @@ I_HAVE = {  # the machines of the first screen
 
 def choices() -> str:
     """One line a machine, one column a notebook, of the default runs: fits, time, money."""
-    found = result("grid.json")["notebooks"]
     rows = []
-    for name, said in I_HAVE.items():
-        runs = {notebook: _machine(sizes[0], name) for notebook, sizes in found.items()}
-        rows.append({"I have": said} | {notebook: _short(run) for notebook, run in runs.items()})
+    for name, described in I_HAVE.items():
+        row = {"I have": described}
+        for notebook, runs in result("grid.json")["notebooks"].items():
+            run = next(run for run in runs if run["hardware"] == name)
+            row[notebook] = _short(run)
+        rows.append(row)
     return tables.markdown(rows)
-
-
-def _machine(size: dict, name: str) -> dict:
-    return next(each for each in size["machines"] if each["hardware"] == name)
 
 
 def _short(run: dict) -> str:
@@ -39,7 +37,9 @@ def _short(run: dict) -> str:
 
 def _time(run: dict) -> str:
     """Of a reservoir alone nothing is known: see the page."""
-    return " to ".join(map(tables.seconds, run["run_seconds"])) if run["run_seconds"] else "time: no such run published"
+    if not run["run_seconds"]:
+        return "time: no such run published"
+    return " to ".join(map(tables.seconds, run["run_seconds"])) + (" (a guess)" if run["guess"] else "")
 
 
 def _money(run: dict) -> str:
@@ -48,42 +48,30 @@ def _money(run: dict) -> str:
     return " to ".join(f"${end:.2g}" for end in run["usd"]) if run["usd"] else ""
 
 
-def grid() -> str:
-    """Every notebook at the sizes that the guides name, on every machine."""
-    parts = []
-    for notebook, sizes in result("grid.json")["notebooks"].items():
-        rows = [
-            {
-                "samples or steps": _size(size),
-                "batch": f"{_machine(size, 'T4').get('batch', '')}",
-                **{
-                    each["hardware"]: "; ".join(filter(None, (_fits(each), _time_of(each), _money(each))))
-                    for each in size["machines"]
-                },
-            }
-            for size in sizes
-        ]
-        parts.append(f"**{notebook}**. {_verdict(sizes[0])}\n\n{tables.markdown(rows)}")
-    return "\n\n".join(parts)
+def widths() -> str:
+    """How wide the intervals of the table really are."""
+    factors = {}
+    for runs in result("grid.json")["notebooks"].values():
+        for run in runs:
+            if run.get("run_seconds"):
+                low, high = run["run_seconds"]
+                factors.setdefault(run["hardware"], []).append(high / low)
+    words = ", ".join(f"{name} {min(wide):.1f} to {max(wide):.1f}" for name, wide in factors.items())
+    return f"So many times its lower end is the upper end of a time in the table of all machines that were planned: {words}."
 
 
-def _size(size: dict) -> str:
-    (kind, number), *_ = ((kind, size[kind]) for kind in ("samples", "steps") if kind in size)
-    return f"{number:,} {kind}" if number else "the default run"
-
-
-def _fits(run: dict) -> str:
-    if "problem" in run:
-        return "no"
-    return {"yes": "", "tight": "**tight**"}.get(run["fits"], run["fits"])
-
-
-def _time_of(run: dict) -> str:
-    return "" if "problem" in run else _time(run)
-
-
-def _verdict(size: dict) -> str:
-    return ". ".join(f"{line[0].upper()}{line[1:]}" for line in size["verdict"]) + ("." if size["verdict"] else "")
+def own_steps() -> str:
+    """How many of the project's own measured steps lay inside the forecast that was made before they ran."""
+    parts = result("gpu_NVIDIA_H200.json")["parts"]
+    measured = [part for part in parts.values() if part.get("forecast_step_seconds")]
+    inside = 0
+    for part in measured:
+        span = part["forecast_step_seconds"]
+        inside += span["low"] <= part["step_seconds"] <= span["high"]
+    return (
+        f"Of this project's own steps on a card, {len(measured)} on an H200, {inside} lay inside the forecast that was made before: all were "
+        "slower, since a step of a small model waits for its host to launch each operation. A measured step of your own is the better forecast."
+    )
 
 
 def an_hour() -> str:
@@ -104,8 +92,8 @@ def tested() -> str:
     inside, of = (sum(test[name].values()) for name in ("inside", "of"))
     return (
         f"The constants of the forecast were chosen on {found['chose']} training runs that others published, and tested on {of} runs of other sources: "
-        f"{inside} of {of} lay inside of their interval ({test['inside']['xla']} of {test['of']['xla']} on TPUs). The upper end of an interval is "
-        f"{test['width']:g} times its lower end. {_centre(test)} Of {test['pairs']} published pairs of machines that were used for no choice, the planner "
+        f"{inside} of {of} lay inside of their interval ({test['inside']['xla']} of {test['of']['xla']} on TPUs). Before the bounds of launches and "
+        f"of the smallest published step are added, an interval's upper end is {test['width']:g} times its lower end. {_centre(test)} Of {test['pairs']} published pairs of machines that were used for no choice, the planner "
         f"named the faster machine for {test['decided']} and was right for {test['right']} of these; all pairs are of one source "
         f"({', '.join(test['sources_of_pairs'])}: V100 and A100, one and eight of them). These runs lay outside of their interval: "
         f"{'; '.join(dict.fromkeys(test['outside']))}."

@@ -99,10 +99,12 @@ def _minutes(file: str) -> str:
     if known:
         took = f", which took {known['processor_seconds'] / 60:.0f} processor minutes on a CPU"
     said = [f"[Executed copy]({copy}){took}."] if (RESULTS.parents[1] / copy).is_file() else []
-    default = result("grid.json")["notebooks"].get(file, [{"machines": []}])[0]["machines"]
-    ends = next((each["run_seconds"] for each in default if each["hardware"] == "T4"), None)
+    runs = result("grid.json")["notebooks"].get(file, [])
+    ends = next((run["run_seconds"] for run in runs if run["hardware"] == "T4"), None)
     if ends:
-        said.append(f"Planned for the default run on a T4, not run: {' to '.join(map(tables.seconds, ends))}.")
+        said.append(
+            f"Estimated for the default run on a free T4, not measured: {' to '.join(map(tables.seconds, ends))}."
+        )
     return " ".join(said)
 
 

@@ -312,7 +312,7 @@ def counters() -> dict[str, float]:
 
 
 def tracing():
-    """torch_xla's bindings and its builder, for steps that are only traced (helpers/plan/tpu.py)."""
+    """torch_xla's bindings and its builder, for steps that are only traced (benchmarks/tpu_step.py)."""
     from torch_xla import _XLAC
     from torch_xla.core import xla_builder
 

@@ -1,7 +1,7 @@
-"""A notebook's default run on other machines: whether it fits, how long, how much, and which machine to take.
+"""A notebook's default run on other machines: whether it fits, how long, how much, and which machine is fastest.
 
 python -m helpers.plan lejepa_training --hardware T4,v5e-8 --examples 50000
-python -m helpers.plan legal_cot_sft --model Qwen/Qwen2.5-7B-Instruct --method lora --hardware "A100 40GB"
+python -m helpers.plan legal_cot_sft --model Qwen/Qwen2.5-7B-Instruct --method lora --hardware "A6000:48GB,768GB/s,155TFLOPS"
 python -m helpers.plan hardware_tuning --measured outputs/hardware_tuning/results.json
 """
 
@@ -11,140 +11,140 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 
+from helpers.machine.hardware import Machine
+from helpers.parameters import LARGEST
 from helpers.show import tables
 
-from . import tpu
-from .forecast import LEFT_OUT, NOT_KNOWN, Forecast, Measured, around, between, forecast, least
-from .machines import FREE, NAMES, machine, runtime_of, usd_per_hour
-from .settings import DoesNotFit, plan
+from .forecast import LEFT_OUT, NOT_KNOWN, Forecast, Measured, between, fastest, forecast
+from .machines import FREE, NAMES, machine, runtime_of, split_names, usd_per_hour
+from .settings import plan
 from .workloads import ROOMS, Asked, Workload, room
 
 DEFAULT_HARDWARE = "T4,2xT4,P100,L4,A100 40GB,RTX 3050,v5e-1,v5e-8"
 OPTIONS = {  # name: default and help
-    "hardware": (DEFAULT_HARDWARE, f"names between commas: {', '.join(NAMES)}, or N x a GPU"),
+    "hardware": (
+        DEFAULT_HARDWARE,
+        f"names between commas: {', '.join(NAMES)}, N x a GPU, as nvidia-smi says it, or with a datasheet",
+    ),
     "model": ("", "hub id, or local folder with a config.json; by default the notebook's model"),
     "method": ("", "legal_cot_sft: full, lora or qlora"),
     "examples": (0, "rows of the data; 0: those of the notebook's data"),
-    "steps": (0, "optimizer steps; 0: the recipe's"),
+    "steps": (0, "optimizer steps of the first machine's batch, which the others share out; 0: the recipe's"),
     "batch-size": (0, "examples in an optimizer step; 0: the recipe's"),
     "length": (0, "tokens of a sequence; 0: the notebook's"),
 }
 
 
-def forecasts(
-    notebook: str,
-    hardware: Sequence[str],
-    asked: Asked,
-    *,
-    by_compiler: bool = False,
-    max_steps: int = 0,
-    **how,
-) -> list[Forecast]:
-    """The plan of a notebook's default run on each named machine, with time and cost.
+def forecasts(notebook: str, hardware: Sequence[str], asked: Asked, *, max_steps: int = 0, **how) -> list[Forecast]:
+    """The plan of a notebook's run on each named machine, with time and cost.
+
+    All machines train on as many examples as the first one that is planned, whatever their batch is. A machine that is unknown
+    or too small has no plan and says why.
 
     Args:
         asked: what differs from the notebook's defaults.
-        by_compiler: memory on a TPU comes from the TPU compiler, which takes minutes.
-        max_steps: as of `plan`.
+        max_steps: of the first machine; 0: the recipe's.
         **how: `fused` and `measured`, as of `forecast.step_seconds`.
 
-    Raises:
-        ValueError: an unknown name. (If nothing fits, the forecast has no plan and says why.)
-        RuntimeError: the TPU compiler is not installed, and `by_compiler` is set.
+    Raises ValueError for an unknown notebook and a number out of range.
     """
-    if by_compiler:
-        tpu.begin()
-    found = []
-    for each in map(machine, hardware):
-        runtime = runtime_of(each)
+    _check_numbers(asked, max_steps)
+    planner = room(notebook).planned
+    runs: list[Forecast] = []
+    for name in hardware:
+        examples = next((run.examples for run in runs if run.plan), 0)
         try:
-            recipe, workload = room(notebook).planned(asked, runtime)
-            planned = plan(recipe, workload, runtime, batch_size=asked.batch_size, max_steps=max_steps)
-            expected = forecast(workload, planned, each, usd_per_hour=usd_per_hour(each), **how)
-            found.append(compiled(expected, workload) if by_compiler and each.kind == "xla" else expected)
-        except DoesNotFit as error:
-            names = {"notebook": notebook, "model": asked.model or "its model", "precision": runtime.precision}
-            found.append(Forecast(**names, machine=each, problem=str(error)))
-    return found
+            here = machine(name)
+            runtime = runtime_of(here)
+            recipe, workload = planner(asked, runtime)
+            _check_length(workload, asked.length)
+            settings = plan(recipe, workload, runtime, batch_size=asked.batch_size, max_steps=max_steps)
+            if examples:
+                steps = max(1, round(examples / settings.batch_size))
+                settings = plan(recipe, workload, runtime, batch_size=asked.batch_size, max_steps=steps)
+            runs.append(forecast(workload, settings, here, usd_per_hour=usd_per_hour(here), **how))
+        except ValueError as error:
+            nowhere = Machine(name=name.strip(), kind="unknown", accelerator=None, count=1)
+            names = {"notebook": notebook, "model": asked.model or "its model", "precision": ""}
+            runs.append(Forecast(**names, machine=nowhere, problem=str(error)))
+    return runs
 
 
-def compiled(expected: Forecast, workload: Workload) -> Forecast:
-    """The forecast with the TPU compiler's memory, and a step's least time from its products and the bytes that it moves.
-
-    Raises DoesNotFit, and ValueError for a slice that the compiler does not know.
-    """
-    planned, chips = expected.plan, expected.machine
-    accumulation, precision = planned.gradient_accumulation_steps, planned.precision
-    traced = tpu.trace(
-        workload,
-        planned.micro_batch_size,
-        precision=precision,
-        checkpointing=planned.gradient_checkpointing,
-        accumulating=accumulation > 1,
-        chips=chips.count,
-    )
-    program = tpu.compile_step(traced, chips.name)
-    held = around(program.peak, 1.0, "TPU compiler")
-    chip, step = chips.accelerator, expected.step
-    bound = accumulation * max(program.flops / chip.peak_for(precision), tpu.moved(program.program) / chip.bandwidth)
-    return replace(
-        expected,
-        plan=replace(planned, memory=replace(planned.memory, peak=held)),
-        memory=held,
-        step=step and replace(step, low=max(step.low, bound), high=max(step.high, bound)),
-        problem=tpu.said_of(traced.products, precision),
-    )
+def _check_numbers(asked: Asked, max_steps: int) -> None:
+    """Raises ValueError for a number that no run has."""
+    numbers = {"examples": asked.examples, "length": asked.length, "batch-size": asked.batch_size, "steps": max_steps}
+    for name, value in numbers.items():
+        if not 0 <= value <= LARGEST:
+            raise ValueError(f"{name}={value} is out of range: give 0 (the notebook's) to {LARGEST:,}")
 
 
-def row(found: Forecast) -> dict[str, str]:
+def _check_length(workload: Workload, length: int) -> None:
+    """Raises ValueError for a sequence that is longer than the model reads."""
+    from .counting import transformer_of  # which imports torch
+
+    model = transformer_of(workload.model)
+    longest = getattr(model and model.config, "max_position_embeddings", None)
+    if longest and length > longest:
+        raise ValueError(f"length={length}: {workload.name} reads {longest} tokens at most")
+
+
+def row(run: Forecast) -> dict[str, str]:
     """One machine as a row of a table."""
-    plan, run = found.plan, found.seconds
-    shown = {"hardware": found.machine.name, "precision": found.precision, "fits": "no"}
+    plan = run.plan
     if plan is None:
-        return shown
-    return shown | {
-        "fits": plan.memory.fits + (" with checkpointing" if plan.gradient_checkpointing else ""),
+        return {"hardware": run.machine.name, "precision": run.precision, "fits": "no plan: see below"}
+    checkpointing = " with checkpointing" if plan.gradient_checkpointing else ""
+    return {
+        "hardware": run.machine.name,
+        "precision": run.precision,
+        "fits": plan.memory.fits + checkpointing,
         "batch": f"{plan.per_device_batch_size} x {plan.device_count} x {plan.gradient_accumulation_steps} = {plan.batch_size}",
-        "memory": between(found.memory, tables.size),
-        "run": between(run, tables.seconds),
-        "cost": money(found),
-        "time rests on": run.basis if run else NOT_KNOWN,
+        "memory": between(run.memory, tables.size),
+        "steps": f"{plan.max_steps:,}",
+        "run": between(run.seconds, tables.seconds),
+        "cost": money(run),
+        "time rests on": run.step.basis if run.step else NOT_KNOWN,
     }
 
 
-def money(found: Forecast) -> str:
+def money(run: Forecast) -> str:
     """What the run costs, such as `$0 (Colab) or $0.02 to $0.08`."""
-    free = FREE.get(found.machine.name)
-    paid = found.usd and between(found.usd, "${:.2g}".format)
+    free = FREE.get(run.machine.name)
+    paid = run.usd and between(run.usd, "${:.2g}".format)
     return " or ".join(filter(None, (free and f"$0 ({free})", paid))) or "no price"
 
 
-def report(found: Sequence[Forecast]) -> str:
-    """Machines side by side as text: a table, notes on a machine or its step, and which machine to take."""
-    first = next((each for each in found if each.plan), found[0])
+def report(runs: Sequence[Forecast]) -> str:
+    """Machines side by side as text: a table, notes on a machine or its step, and which machine is fastest."""
+    first = next((run for run in runs if run.plan), runs[0])
     head = f"{first.notebook}, {first.model}"
     if first.plan:
         count = first.plan.memory.count
-        head += f": {count.parameters:,} weights, {count.trained:,} trained, {first.plan.max_steps:,} steps of {first.plan.batch_size}"
-    notes = [
-        f"{each.machine.name}: {said}"
-        for each in found
-        for said in filter(None, (each.problem, getattr(each.machine.accelerator, "note", "")))
+        head += (
+            f": {count.parameters:,} weights, {count.trained:,} trained, {first.examples:,} examples on each machine"
+        )
+    lines = [head, "", tables.text([row(run) for run in runs]), LEFT_OUT]
+    for run in runs:
+        for note in (run.problem, getattr(run.machine.accelerator, "note", "")):
+            if note:
+                lines.append(f"{run.machine.name}: {note}")
+    return "\n".join([*lines, *verdict(runs)])
+
+
+def verdict(runs: Sequence[Forecast]) -> list[str]:
+    """Which machine is fastest, and which of the others are not told apart from it."""
+    first, near = fastest(runs)
+    if first is None:
+        return []
+    others = ", ".join(run.machine.name for run in near)
+    guess = " (TPU times are guesses)" if any(run.machine.kind == "xla" for run in (first, *near)) else ""
+    return [
+        f"fastest on the same examples: {first.machine.name}"
+        + (f"; not told apart: {others}" if others else "")
+        + guess
     ]
-    return "\n".join([head, "", tables.text([row(each) for each in found]), LEFT_OUT, *notes, *verdict(found)])
-
-
-def verdict(found: Sequence[Forecast]) -> list[str]:
-    """Which machine is fastest and which is cheapest, and which of the others are not told apart from it."""
-    said = []
-    for word, of in (("fastest", "seconds"), ("cheapest of those with a price", "usd")):
-        first, near = least([each for each in found if each.plan], of)
-        if first:
-            others = f"; not told apart: {', '.join(each.machine.name for each in near)}" if near else ""
-            said.append(f"{word}: {first.machine.name}{others}")
-    return said
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -155,26 +155,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, (default, what) in OPTIONS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=what)
     parser.add_argument("--fused", action="store_true", help="the step is compiled, or its kernels are fused by hand")
-    parser.add_argument("--measured", action="append", default=[], help="results.json of a run on the same machine")
     parser.add_argument(
-        "--compile", action="store_true", help="ask the TPU compiler about TPUs: it takes minutes and needs no TPU"
+        "--measured",
+        action="append",
+        default=[],
+        help="results.json of a run on any machine: its time comes first there, and by the ratio of both machines elsewhere",
     )
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     given = parser.parse_args(arguments)
     try:
-        found = forecasts(
+        runs = forecasts(
             given.notebook,
-            given.hardware.split(","),
-            Asked(**{each.name: getattr(given, each.name) for each in fields(Asked)}),
+            split_names(given.hardware),
+            Asked(**{field.name: getattr(given, field.name) for field in fields(Asked)}),
             max_steps=given.steps,
-            by_compiler=given.compile,
             fused=given.fused,
             measured=[Measured.read(path) for path in given.measured],
         )
     except (ValueError, OSError, RuntimeError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    print(json.dumps([each.results() for each in found], indent=1) if given.json else report(found))
+    if not any(run.plan for run in runs):
+        sys.stderr.write("\n".join(run.problem for run in runs) + "\n")
+        return 2
+    print(json.dumps([run.results() for run in runs], indent=1) if given.json else report(runs))
     return 0
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .counting import Count
 
 NOT_KNOWN = "no run like it was published; --measured takes one of this machine"
-LEFT_OUT = "Time is training alone: download, compilation, evaluation and saving come on top."
+LEFT_OUT = "The run is training with its trials, evaluations and compilation; download and saving come on top."
 
 # kind: least and most of the counted bytes that are taken, and at most so many that the driver takes beside them.
 BESIDE = {
@@ -35,7 +35,6 @@ BESIDE = {
     "xla": (0.4, 1.05, 0),
 }
 CPU_SHARE = 0.8  # of a computer's memory that one run may take
-LIBRARIES = 2**29  # bytes of a CPU's process beside tensors: modules loaded late, memory that was used before
 
 # benchmarks/public_runs.py fits these to every second source of docs/results/public_runs.json, and tests them on the others.
 # Log of a step's seconds over its bound: constant of the kind, of log balance, and of log size (on a GPU).
@@ -45,6 +44,11 @@ EITHER_WAY = 1.87  # the interval of a time: 3.5 from its lower to its upper end
 # Of two machines of a kind on the same job, whose common errors cancel; of one and several of a card.
 RATIO, SAME_CARD = 1.77, 1.26
 SAME_MODEL, OTHER_MODEL = 1.2, 2.0  # either way, of a time that was measured on this very machine
+# Of a forecast of a TPU: 15 of the 16 published runs are of JAX or Flax, none of torch_xla.
+GUESS = "a guess: published TPU runs are of JAX and Flax"
+PUBLISHED = "published runs"
+COMPILATION = 60.0, 660.0  # seconds that XLA compiles a run's programs (docs/results/tpu_compiler_steps.json)
+EVALUATED = 1 / 3  # of the time of a trained example: a forward pass
 # Seconds that a GPU's host takes to launch an operation that makes a tensor; on an H200 27e-6 to 60e-6 (docs/gpu.md).
 LAUNCH = 10e-6, 100e-6
 ADAMW_BYTES = 28.0  # a trained weight: weight, gradient and two moments are read, all but the gradient written
@@ -122,27 +126,33 @@ def training_seconds(train: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A step that a results.json holds, of any notebook."""
+    """A step that a results.json holds, of any notebook and machine."""
 
     job: tuple[str, str]  # notebook and model
     device: str
     devices: int
     precision: str
-    flops: float  # of an optimizer step on one device
+    accumulation: int
+    flops: float  # of a micro-batch on one device
+    trained: int  # weights
+    launches: int
     seconds: float  # of an optimizer step
 
     @classmethod
     def read(cls, path: str | Path) -> Measured:
         """Raises ValueError for a file that is no results.json of a run that trained."""
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
-            train, plan, about, runtime = (found[name] for name in ("train", "plan", "forecast", "runtime"))
+            results = json.loads(Path(path).read_text(encoding="utf-8"))
+            train, plan, about, runtime = (results[name] for name in ("train", "plan", "forecast", "runtime"))
             return cls(
                 job=(about["notebook"], about["model"]),
                 device=runtime["device_name"],
                 devices=runtime["device_count"],
                 precision=plan["precision"],
-                flops=plan["memory"]["flops"] * plan["gradient_accumulation_steps"],
+                accumulation=plan["gradient_accumulation_steps"],
+                flops=plan["memory"]["flops"],
+                trained=plan["memory"]["trained"],
+                launches=plan["memory"]["launches"],
                 seconds=training_seconds(train) / train["steps"],
             )
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -152,6 +162,13 @@ class Measured:
         """Whether it was measured on such a machine; a CPU is taken for the one that was measured."""
         same = machine.kind == "cpu" if machine.accelerator is None else find(self.device) == machine.accelerator
         return same and (self.devices, self.precision) == (machine.count, precision)
+
+    def machine(self) -> Machine | None:
+        """The machine that was measured; None for a device that has no datasheet here."""
+        accelerator = find(self.device)
+        return accelerator and Machine(
+            name=accelerator.name, kind=accelerator.kind, accelerator=accelerator, count=self.devices
+        )
 
 
 def step_seconds(
@@ -166,26 +183,60 @@ def step_seconds(
 ) -> Range | None:
     """Seconds of one optimizer step of `accumulation` micro-batches, each of `count` on every device; None: not known.
 
+    What was measured on this machine comes first, then what was measured of the same job on another one, times the ratio of
+    both machines, then published runs.
+
     fused: the step is compiled (`torch.compile`), or its kernels are fused by hand (flash attention, Apex, Liger).
     """
     flops, job = count.flops * accumulation, (workload.notebook, workload.name)
-    mine = [each for each in measured if each.is_of(machine, precision) and (each.job == job or not workload.recurrent)]
-    if mine:
-        known = max(mine, key=lambda each: each.job == job)
+    same_job = [one for one in measured if one.job == job]
+    here = [one for one in measured if one.is_of(machine, precision) and (one.job == job or not workload.recurrent)]
+    if here:
+        known = max(here, key=lambda one: one.job == job)
         factor = SAME_MODEL if known.job == job else OTHER_MODEL
-        return around(known.seconds * flops / known.flops, factor, f"measured ({known.job[0]})")
-    peak = machine.accelerator and machine.accelerator.peak_for(precision)
-    if not peak or workload.recurrent:
+        seconds = known.seconds * flops / (known.flops * known.accumulation)
+        return around(seconds, factor, f"measured ({known.job[0]})")
+    work = _Work(count.flops, accumulation, count.trained, count.launches)
+    expected = None if workload.recurrent else _published(work, machine, precision, fused)
+    if expected is None:
         return None
-    bandwidth, ideal = machine.accelerator.bandwidth, count.flops / peak
-    bound = flops / peak + ADAMW_BYTES * count.trained / bandwidth
+    for known in same_job:
+        source = known.machine()
+        there = source and _published(
+            _Work(known.flops, known.accumulation, known.trained, known.launches), source, known.precision, fused
+        )
+        if there:
+            scale = expected.value / there.value
+            same_card = source.accelerator == machine.accelerator
+            error = SAME_CARD if same_card else RATIO if source.kind == machine.kind else EITHER_WAY**2
+            return around(known.seconds * scale, error, f"measured on {source.name}, by the ratio of both machines")
+    return expected
+
+
+@dataclass(frozen=True)
+class _Work:
+    """An optimizer step in numbers, on one device."""
+
+    flops: float  # of a micro-batch
+    accumulation: int
+    trained: int  # weights
+    launches: int  # of a micro-batch
+
+
+def _published(work: _Work, machine: Machine, precision: str, fused: bool) -> Range | None:
+    """Seconds of a step by published runs; None for a machine without a datasheet."""
+    peak = machine.accelerator and machine.accelerator.peak_for(precision)
+    if not peak:
+        return None
+    bandwidth, ideal = machine.accelerator.bandwidth, work.flops / peak
+    bound = work.accumulation * ideal + ADAMW_BYTES * work.trained / bandwidth
     size = 0.0 if machine.kind == "xla" else SIZE if fused else SIZE_UNFUSED
     log = CONSTANT[machine.kind] + BALANCE * math.log(peak / bandwidth) + size * clipped(ideal)
-    found = around(bound * math.exp(log), EITHER_WAY, "published runs")
-    launches = count.launches * accumulation if machine.kind == "cuda" and not fused else 0
+    centre = around(bound * math.exp(log), EITHER_WAY, GUESS if machine.kind == "xla" else PUBLISHED)
+    launches = work.launches * work.accumulation if machine.kind == "cuda" and not fused else 0
     # No step is faster than peak and bandwidth allow; one smaller than any published may take as long as the smallest.
-    high = max(bound, found.high) * max(1, SIZES[0] / ideal)
-    return replace(found, low=max(bound, found.low, LAUNCH[0] * launches), high=max(high, LAUNCH[1] * launches))
+    high = max(bound, centre.high) * max(1, SIZES[0] / ideal)
+    return replace(centre, low=max(bound, centre.low, LAUNCH[0] * launches), high=max(high, LAUNCH[1] * launches))
 
 
 def clipped(ideal: float) -> float:
@@ -198,7 +249,7 @@ def clipped(ideal: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """One plan on one machine; training alone, without compilation, evaluation and saving."""
+    """One plan on one machine."""
 
     notebook: str
     model: str
@@ -208,12 +259,29 @@ class Forecast:
     step: Range | None = None  # seconds of an optimizer step; None: not known
     memory: Range | None = None  # bytes of a device; in a notebook on a CPU of the whole process
     usd_per_hour: float | None = None  # of the machine, where one is known
-    problem: str = ""  # why there is no plan, or what the compiler warns of
+    evaluated: int = 0  # examples, as in `Workload`
+    trial_seconds: float = 0.0
+    problem: str = ""  # why there is no plan
+
+    @property
+    def examples(self) -> int:
+        """That the run trains on."""
+        return self.plan.max_steps * self.plan.batch_size if self.plan else 0
 
     @property
     def seconds(self) -> Range | None:
-        """Of the run."""
-        return self.step and self.step * self.plan.max_steps
+        """Of the run, with its trials, evaluations and compilation."""
+        if self.step is None:
+            return None
+        steps = self.plan.max_steps + EVALUATED * self.evaluated / self.plan.batch_size
+        shortest, longest = COMPILATION if self.machine.kind == "xla" else (0.0, 0.0)
+        span = self.step * steps
+        return replace(
+            span,
+            low=span.low + shortest + self.trial_seconds,
+            high=span.high + longest + self.trial_seconds,
+            value=span.value + (shortest + longest) / 2 + self.trial_seconds,
+        )
 
     @property
     def usd(self) -> Range | None:
@@ -240,30 +308,32 @@ class Forecast:
 
     def rows(self) -> list[dict[str, str]]:
         """This run as a table of its own."""
-        rows = [("time of training alone", self.seconds, tables.seconds), ("memory at most", self.memory, tables.size)]
-        return [
-            {"forecast": name, "interval": between(span, form), "rests on": span.basis if span else NOT_KNOWN}
-            for name, span, form in rows
-        ]
+        time = {"forecast": "time of this run", "interval": between(self.seconds, tables.seconds)}
+        rows = [time | {"rests on": self.seconds.basis if self.seconds else NOT_KNOWN}]
+        if self.memory:
+            memory = {"forecast": "memory at most", "interval": between(self.memory, tables.size)}
+            rows.append(memory | {"rests on": self.memory.basis})
+        return rows
 
     def beside(self, measured: Mapping[str, Any]) -> list[dict[str, str | None]]:
-        """What was measured, the `train` part of results.json, beside the forecast.
+        """What was measured, the `train` part of results.json, beside the forecast of its steps and of its memory.
 
         Seconds and steps are of all sessions of a run. Memory is of this session alone: a session that only found the run
         finished has none.
         """
-        steps, trained = measured["steps"], measured.get("resumed_from_step") != measured["steps"]
-        taken, peak = training_seconds(measured), measured["peak_memory_bytes"] if trained else None
-        time = (f"time of {steps:,} steps", self.step and self.step * steps, taken, tables.seconds)
-        return [
-            {
-                "forecast and measured": name,
-                "interval": between(span, form),
-                "measured": form(found),
-                "inside": None if span is None or found is None else span.low <= found <= span.high,
-            }
-            for name, span, found, form in (time, ("memory at most", self.memory, peak, tables.size))
-        ]
+        steps, taken = measured["steps"], training_seconds(measured)
+        time = {"forecast and measured": f"time of {steps:,} steps"}
+        rows = [time | _compared(self.step and self.step * steps, taken, tables.seconds)]
+        if self.memory:
+            trained = measured.get("resumed_from_step") != steps
+            peak = measured["peak_memory_bytes"] if trained else None
+            rows.append({"forecast and measured": "memory at most"} | _compared(self.memory, peak, tables.size))
+        return rows
+
+
+def _compared(span: Range | None, measured: float | None, form) -> dict[str, Any]:
+    inside = None if span is None or measured is None else span.low <= measured <= span.high
+    return {"interval": between(span, form), "measured": form(measured), "inside": inside}
 
 
 def forecast(workload: Workload, plan: Any, machine: Machine, *, usd_per_hour: float | None = None, **how) -> Forecast:
@@ -282,6 +352,8 @@ def forecast(workload: Workload, plan: Any, machine: Machine, *, usd_per_hour: f
         ),
         memory=plan.memory.peak,
         usd_per_hour=usd_per_hour,
+        evaluated=workload.evaluated,
+        trial_seconds=workload.trial_seconds,
     )
 
 
@@ -289,41 +361,34 @@ def here(workload: Workload, plan: Any, runtime: Runtime) -> Forecast:
     """The forecast of this run."""
     known, devices = runtime.accelerator, runtime.device_count
     name = getattr(known, "name", runtime.device_name)
-    found = forecast(workload, plan, Machine(name=name, kind=runtime.family, accelerator=known, count=devices))
-    return replace(found, memory=_of_process(found.memory, plan)) if runtime.kind == "cpu" else found
-
-
-def _of_process(span: Range, plan: Any) -> Range:
-    """What the process takes already, with the weights loaded, and what training adds; at least what it takes now."""
-    import psutil
-
-    now = psutil.Process().memory_info().rss
-    ends = (span.low - LIBRARIES, span.high + LIBRARIES, span.value)
-    low, high, value = (max(now, now - plan.memory.count.weights + end) for end in ends)
-    return Range(low=low, high=high, value=value, basis=f"counted, and {tables.size(now)} that the process has now")
+    machine = Machine(name=name, kind=runtime.family, accelerator=known, count=devices)
+    expected = forecast(workload, plan, machine)
+    # What a CPU's process takes beside its tensors is not counted, and nothing measures the tensors alone.
+    return replace(expected, memory=None) if runtime.kind == "cpu" else expected
 
 
 # ---- which machine
 
 
-def ratio(one: Forecast, other: Forecast, of: str) -> Range:
-    """How many times the "seconds" or "usd" of `one` the same run takes on `other`.
+def ratio(one: Forecast, other: Forecast) -> Range:
+    """How many times the seconds an example of `one` the same work takes on `other`.
 
     Errors that both machines share (the software, the model, how its step was counted) cancel, most of all on several of the same
     card; machines of two kinds share none. A micro-batch that is smaller than any published does not cancel.
     """
-    mine, theirs = getattr(one, of), getattr(other, of)
+    mine, theirs = (each.step * (1 / each.plan.batch_size) for each in (one, other))
     error = RATIO if one.machine.kind == other.machine.kind else EITHER_WAY**2
     if one.machine.accelerator == other.machine.accelerator:
         error = SAME_CARD
-    found = around(theirs.value / mine.value, error, "published pairs")
+    span = around(theirs.value / mine.value, error, "published pairs")
     wider = (mine.high / mine.value) / (theirs.high / theirs.value)
-    return replace(found, low=found.low / max(1, wider), high=found.high * max(1, 1 / wider))
+    return replace(span, low=span.low / max(1, wider), high=span.high * max(1, 1 / wider))
 
 
-def least(forecasts: Sequence[Forecast], of: str) -> tuple[Forecast | None, list[Forecast]]:
-    """The one with the least "seconds" or "usd", and those that are not told apart from it; (None, []) for fewer than two."""
-    known = sorted((each for each in forecasts if getattr(each, of)), key=lambda each: getattr(each, of).value)
+def fastest(forecasts: Sequence[Forecast]) -> tuple[Forecast | None, list[Forecast]]:
+    """The one with the fewest seconds an example, and those that are not told apart from it; (None, []) for fewer than two."""
+    known = [each for each in forecasts if each.plan and each.step]
+    known.sort(key=lambda each: each.step.value / each.plan.batch_size)
     if len(known) < 2:
         return None, []
-    return known[0], [each for each in known[1:] if ratio(known[0], each, of).low <= 1]
+    return known[0], [other for other in known[1:] if ratio(known[0], other).low <= 1]

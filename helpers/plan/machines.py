@@ -10,13 +10,14 @@ import json
 import re
 from pathlib import Path
 
-from helpers.machine.hardware import CATALOGUE, Machine, find
+from helpers.machine.hardware import CATALOGUE, Accelerator, Machine, find
 from helpers.machine.runtime import Runtime, choose_precision
 from helpers.parameters import did_you_mean
 
 SLICES = ("v2-8", "v3-8", "v5e-1", "v5e-4", "v5e-8", "v6e-1", "v6e-4", "v6e-8")
 GPUS = tuple(accelerator.name for accelerator in CATALOGUE if accelerator.kind == "cuda")
 NAMES = (*GPUS, *SLICES, "CPU")
+DATASHEET = "A6000:48GB,768GB/s,155TFLOPS"
 MOST_GPUS = 16  # of one machine; beyond it a network is part of the step, which nothing here knows
 PRICES = json.loads(Path(__file__).with_name("prices.json").read_text(encoding="utf-8"))
 # Free tiers, within a quota, as of November 2026.
@@ -24,25 +25,65 @@ FREE = {"T4": "Colab", "P100": "Kaggle", "2xT4": "Kaggle", "v5e-1": "Colab", "v5
 
 
 def machine(name: str) -> Machine:
-    """The machine of a name: a GPU of the catalogue, `N x` of one, a TPU slice, or `CPU`.
+    """The machine of a name: a GPU of the catalogue, `N x` of one, a TPU slice, `CPU`, or a card with its datasheet.
 
-    Case, spaces and hyphens do not matter; `A100` is the one of 40 GB.
+    A GPU may also be called as `nvidia-smi` calls it. Case, spaces and hyphens do not matter; `A100` is the one of 40 GB.
+    A datasheet has memory, bandwidth and the dense peak of 16-bit products: `A6000:48GB,768GB/s,155TFLOPS`.
 
-    Raises ValueError for an unknown name, with the known ones.
+    Raises ValueError for an unknown name, with the known ones, and for a datasheet that lacks a figure.
     """
+    if ":" in name:
+        return _by_datasheet(name)
     times, plain = re.fullmatch(r"(?:(\d+)[x×])?(.*)", _plain(name)).groups()
-    known = {_plain(each): each for each in NAMES} | {"a100": "A100 40GB"}
-    count, found = int(times or 1), known.get(plain)
-    if not found or not 1 <= count <= (MOST_GPUS if found in GPUS else 1):
+    names = {_plain(known): known for known in NAMES} | {"a100": "A100 40GB"}
+    count, catalogued = int(times or 1), names.get(plain)
+    if catalogued is None:
+        reported = find(re.sub(r"^\s*\d+\s*[x×]", "", name))
+        catalogued = reported.name if reported and reported.name in GPUS else None
+    if catalogued is None or not 1 <= count <= (MOST_GPUS if catalogued in GPUS else 1):
         raise ValueError(
             f"hardware={name!r}: unknown; {did_you_mean(name, NAMES)}there are {', '.join(NAMES)}, and 2 to {MOST_GPUS} of a GPU, "
-            "such as 2xT4"
+            f"such as 2xT4. For another card give its datasheet: {DATASHEET}"
         )
-    if found in SLICES:
-        generation, devices = found.split("-")
-        return Machine(name=found, kind="xla", accelerator=find(f"TPU {generation}"), count=int(devices))
-    kind, several = "cuda" if found in GPUS else "cpu", f"{count}x" if count > 1 else ""
-    return Machine(name=several + found, kind=kind, accelerator=find(found), count=count)
+    if catalogued in SLICES:
+        generation, devices = catalogued.split("-")
+        return Machine(name=catalogued, kind="xla", accelerator=find(f"TPU {generation}"), count=int(devices))
+    kind, several = "cuda" if catalogued in GPUS else "cpu", f"{count}x" if count > 1 else ""
+    return Machine(name=several + catalogued, kind=kind, accelerator=find(catalogued), count=count)
+
+
+def split_names(hardware: str) -> list[str]:
+    """The names between commas; the commas inside a datasheet belong to it."""
+    return re.split(r",(?!\s*[\d.]+\s*(?:GB|GB/s|TFLOPS)\s*(?:,|$))", hardware, flags=re.IGNORECASE)
+
+
+def _by_datasheet(text: str) -> Machine:
+    name, _, sheet = text.partition(":")
+    figures = {}
+    for unit, pattern in (
+        ("GB", r"([\d.]+)\s*GB(?!/)"),
+        ("GB/s", r"([\d.]+)\s*GB/s"),
+        ("TFLOPS", r"([\d.]+)\s*TFLOPS"),
+    ):
+        match = re.search(pattern, sheet, re.IGNORECASE)
+        figures[unit] = float(match[1]) if match else 0.0
+    missing = [unit for unit, value in figures.items() if value <= 0]
+    if missing or not name.strip():
+        raise ValueError(
+            f"hardware={text!r}: the datasheet has no {' and no '.join(missing) or 'name'}; write {DATASHEET}"
+        )
+    accelerator = Accelerator(
+        name=name.strip(),
+        kind="cuda",
+        pattern=re.escape(name.strip()),
+        gigabytes=round(figures["GB"]),
+        gigabytes_per_second=round(figures["GB/s"]),
+        teraflops={"bf16": figures["TFLOPS"], "fp16": figures["TFLOPS"], "fp32": figures["TFLOPS"] / 2},
+        compute_capability=(8, 0),
+        source="given by hand",
+        note="datasheet given by hand, taken for a card with bf16 (sm_80 or newer)",
+    )
+    return Machine(name=accelerator.name, kind="cuda", accelerator=accelerator, count=1)
 
 
 def _plain(name: str) -> str:

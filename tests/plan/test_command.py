@@ -123,7 +123,7 @@ def test_four_bits_do_not_fit_a_tpu_and_the_other_machines_are_still_planned(mod
 def test_what_does_not_fit_is_said_with_the_bytes_that_are_missing(models):
     (found,) = forecasts("legal_cot_sft", ["T4"], Asked(model=str(models / "wide"), method="full"))
     assert found.plan is None and re.search(r"need at least \d+\.\d+ GiB and T4 has 14\.90 GiB", found.problem)
-    assert re.search(r"\nT4 +fp16 +no\n(.|\n)*\nT4: 1 example", report([found]))
+    assert re.search(r"\nT4 +no plan: see below\n(.|\n)*\nT4: 1 example", report([found]))
 
 
 def test_frozen_half_precision_weights_cost_two_bytes_each(models):
@@ -153,7 +153,22 @@ def test_the_report_has_a_line_a_machine_with_fit_price_and_basis(capsys, alone)
     t4, rtx = (next(line for line in text.splitlines() if line.startswith(name)) for name in ("T4 ", "RTX 3050 "))
     assert "yes" in t4 and "$0 (Colab) or $0.0" in t4 and "published runs" in t4
     assert "no price" in rtx and "compilation" in text
-    assert "fastest: A100 40GB" in text
+    assert "fastest on the same examples: A100 40GB" in text
+
+
+def test_machines_are_compared_on_the_same_examples():
+    """A step of one chip has 4 sequences, one of two cards 64."""
+    runs = forecasts("graphmer_se", ("T4", "2xT4", "v5e-1"), Asked(), max_steps=1000)
+    assert len({run.plan.batch_size for run in runs}) > 1
+    assert {run.examples for run in runs} == {runs[0].examples} == {1000 * runs[0].plan.batch_size}
+    assert runs[2].step.basis.startswith("a guess")
+
+
+def test_an_unknown_machine_costs_one_row(capsys, alone):
+    status, text, error = run(capsys, "hardware_tuning", "--hardware", "T4,GTX 1650,A6000:48GB,768GB/s,155TFLOPS")
+    assert status == 0 and not error and "GTX 1650: hardware='GTX 1650': unknown" in text
+    own = next(line for line in text.splitlines() if line.startswith("A6000 "))
+    assert "yes" in own and "published runs" in own and "A6000: datasheet given by hand" in text
 
 
 def test_a_recurrence_gets_no_time_but_its_memory(capsys, alone):
@@ -169,6 +184,9 @@ def test_a_recurrence_gets_no_time_but_its_memory(capsys, alone):
         (("legal_cot_sft", "--hardware", "T5"), "hardware='T5'"),
         (("legal_cot_sft", "--method", "dora", "--hardware", "T4"), "method='dora'"),
         (("legal_cot_sft", "--batch-size", "3", "--hardware", "v5e-8"), "batch_size=3"),
+        (("hardware_tuning", "--examples", "-5", "--hardware", "T4"), "examples=-5 is out of range"),
+        (("hardware_tuning", "--length", "100000", "--hardware", "T4"), "reads 512 tokens at most"),
+        (("hardware_tuning", "--hardware", "A6000:48GB"), "the datasheet has no GB/s and no TFLOPS"),
     ],
 )
 def test_bad_input_is_one_sentence_on_standard_error(capsys, alone, arguments, says):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from helpers.machine import hardware
-from helpers.plan.machines import FREE, NAMES, PRICES, machine, runtime_of, usd_per_hour
+from helpers.plan.machines import FREE, NAMES, PRICES, machine, runtime_of, split_names, usd_per_hour
 
 pytestmark = pytest.mark.once
 
@@ -42,6 +42,20 @@ def test_a_tpu_slice_has_the_devices_that_torch_xla_counts(name, devices):
 @pytest.mark.parametrize("written", ["a100-80gb", "A100 80GB", "A100_80gb", " a100 80 ", "1xA100 80GB"])
 def test_case_spaces_and_hyphens_do_not_matter(written):
     assert machine(written).accelerator.name == "A100 80GB"
+
+
+@pytest.mark.parametrize(
+    ("reported", "name"),
+    [("Tesla T4", "T4"), ("NVIDIA L4", "L4"), ("NVIDIA A100-SXM4-80GB", "A100 80GB"), ("2x Tesla T4", "2xT4")],
+)
+def test_a_card_may_be_called_as_the_driver_calls_it(reported, name):
+    assert machine(reported) == machine(name)
+
+
+def test_a_datasheet_by_hand_is_a_card_of_its_own():
+    assert split_names("T4, A6000:48GB,768GB/s,155TFLOPS,L4") == ["T4", " A6000:48GB,768GB/s,155TFLOPS", "L4"]
+    card = machine("A6000:48 GB, 768 GB/s, 155 TFLOPS").accelerator
+    assert (card.memory, card.bandwidth, card.peak_for("bf16")) == (48e9, 768e9, 155e12)
 
 
 def test_a_slice_may_be_called_a_tpu():

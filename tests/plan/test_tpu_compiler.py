@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from helpers.machine import xla
-from helpers.plan import tpu
 from helpers.plan.forecast import BESIDE
 from helpers.plan.machines import SLICES
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
+tpu = importlib.import_module("tpu_step")
 collectives = importlib.import_module("tpu_compiler").collectives
 TWINS = ("reservoir", "lejepa", "legal")  # beside the tuning notebook's; GraphMER's takes two minutes: make tpu
 needs_compiler = pytest.mark.skipif(bool(tpu.available()), reason=tpu.available())
@@ -103,34 +103,11 @@ def test_what_no_chip_holds_is_refused_with_the_compilers_figures(on_one_chip):
     assert on_one_chip["huge"]["problem"].startswith("needs ") and needs > held > has == 15.75
 
 
-@needs_compiler
-def test_the_command_line_asks_the_compiler(tmp_path):
-    """python -m helpers.plan ... --compile: its memory is the compiler's, to the byte, and nothing is guessed."""
-    from tests.plan.tpu_programs import steps
-
-    notebook, asked = steps(tmp_path)["tuning"]
-    command = [sys.executable, "-m", "helpers.plan", notebook, "--model", asked.model, "--length", str(asked.length)]
-    command += ["--hardware", "v5e-1,T4", "--compile", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "XLA_FLAGS": ""})
-    assert done.returncode == 0, done.stderr[-3000:]
-    chip, card = json.loads(done.stdout)
-    memory = chip["peak_memory_bytes"]
-    assert memory["basis"] == "TPU compiler" and memory["low"] == memory["high"] == memory["value"] > 10**6
-    assert chip["step_seconds"]["low"] > 0 and card["peak_memory_bytes"]["basis"] != "TPU compiler"
-
-
 def test_an_unknown_slice_is_refused_with_those_there_are():
     with pytest.raises(ValueError, match=r"hardware='v9-1': unknown to the TPU compiler; there are v5e-1, "):
         tpu.compile_step(None, "v9-1")
     assert {"v5e-1", "v5e-8", "v6e-1", "v6e-8"} <= set(tpu.TOPOLOGIES)
     assert {each for each in SLICES if each[1] in "56"} <= set(tpu.TOPOLOGIES)
-
-
-@pytest.mark.skipif(not tpu.available(), reason="the TPU compiler is installed")
-def test_a_machine_without_the_compiler_says_what_to_install():
-    command = [sys.executable, "-m", "helpers.plan", "hardware_tuning", "--hardware", "v5e-1", "--compile"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "pip install 'torch_xla[tpu,pallas]~=2.9.0'" in done.stderr
 
 
 def steps_of_the_file() -> dict[str, dict]:

@@ -17,13 +17,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import torch
 
-from helpers.plan import tpu
 from helpers.plan.machines import machine, runtime_of
 from helpers.plan.settings import DoesNotFit
-from helpers.plan.tpu import begin, trace
 from helpers.plan.workloads import Asked, Workload, room
 from tests.workloads import stack
 
+tpu = importlib.import_module("tpu_step")
 described = importlib.import_module("tpu_compiler").described
 LENGTH, EXAMPLES = 128, 8  # of a chip
 SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 2}
@@ -56,7 +55,7 @@ def steps(folder: Path) -> dict[str, tuple[str, Asked]]:
 def compiled(step: Workload, hardware: str, **how) -> dict:
     """What the compiler says of it, and beside it: bytes of weights and moments, and of random numbers."""
     chips = machine(hardware).count
-    traced = trace(step, EXAMPLES * chips, chips=chips, **how)
+    traced = tpu.trace(step, EXAMPLES * chips, chips=chips, **how)
     found = tpu.compile_step(traced, hardware)
     return described(found) | {
         "held": sum(12 * weight.numel() for weight in step.model.parameters() if weight.requires_grad),
@@ -83,7 +82,7 @@ def huge() -> Workload:
 
 
 def main(folder: Path, hardware: str, names: list[str]) -> None:
-    begin()
+    tpu.begin()
     runtime = runtime_of(machine(hardware))
     own = {"stack": lambda: stack(2), "gathering": gathering, "huge": huge}
     for name, make in own.items():

@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from unittest import mock
 
 from helpers.machine import attention, xla
-
-from .settings import DoesNotFit
-from .workloads import Workload
+from helpers.plan.settings import DoesNotFit
+from helpers.plan.workloads import Workload
 
 NEEDED = "'torch_xla[tpu,pallas]~=2.9.0'"  # names the libtpu and the jax that it was built with
 # libtpu's name of a slice, and its chips on a host along each axis.
@@ -100,7 +99,7 @@ def trace(
     import torch
     from torch.utils._pytree import tree_leaves, tree_map_only
 
-    from .counting import copy_with, transformer_of
+    from helpers.plan.counting import copy_with, transformer_of
 
     xla.seed(0)  # or dropout's random numbers go on from those of an earlier trace
     bindings, builder = xla.tracing()
