@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 SAMPLE, UPLOAD = "sample", "upload"
 DRIVE = "drive"  # a value of keep_in
 DATA_SUFFIXES = (".txt", ".md", ".parquet", ".jsonl", ".json", ".csv", ".tsv", ".zip")
-NO_NETWORK = "Without a network set data_source and, where there is one, base_model to 'sample'."
+NO_NETWORK = "Without a network set both data_source and base_model to 'sample'."
 LARGEST = 10**9  # an int without a `high`
 LENGTH = ("max_steps", "patience")  # may change when a run is resumed
 MAIN, MACHINE = "Main", "Machine and logging"
@@ -133,7 +133,7 @@ class Parameters(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False, str_max_length=100_000)
 
-    data_source: Source = parameter(SAMPLE, f"Hub data set, path to your own data, or 'sample'. {NO_NETWORK}")
+    data_source: Source = parameter(SAMPLE, "Hub data set, path to your own data, or 'sample', which needs no network.")
     output_dir: str = parameter("outputs/run", "Folder for checkpoints, results and the trained model.", identity=False)
     max_steps: int = parameter(0, "Optimizer steps; 0 takes the number of the recipe.", low=0)
     batch_size: int = parameter(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -70,7 +70,11 @@ class SetAside:
     read: int = 0
 
     def add(self, row: Row, reason: str) -> None:
-        self.rows.append((row.where.removeprefix(f"{self.source}, "), reason))
+        self.rows.append((self.place(row), reason))
+
+    def place(self, row: Row) -> str:
+        """File and line of a row, without the source."""
+        return row.where.removeprefix(f"{self.source}, ")
 
     def convert(self, rows: Iterable[Row], convert: Callable[[Row], T]) -> Iterator[T]:
         """What `convert` makes of each row. A row for which it raises Unusable is set aside."""
@@ -87,17 +91,22 @@ class SetAside:
         if not self.read:
             raise ValueError(f"{self.source} holds no rows")
         if 2 * len(self.rows) > self.read:
-            raise ValueError(f"{self.source}: {self}")
+            raise ValueError(
+                f"{self.source}: {len(self.rows):,} of {self.read:,} rows cannot be used\n{self.reasons()}"
+            )
 
     def __str__(self) -> str:
         """How many rows are set aside and a line for each reason; "" if none is."""
         if not self.rows:
             return ""
+        return f"{len(self.rows):,} of {self.read:,} rows cannot be used and are set aside\n{self.reasons()}"
+
+    def reasons(self) -> str:
+        """A line for each reason, the most frequent first, with the first row that it is true of."""
         counts = Counter(reason for _, reason in self.rows)
         first = {reason: where for where, reason in reversed(self.rows)}
-        lines = [f"{len(self.rows):,} of {self.read:,} rows cannot be used and are set aside"]
-        for reason, count in counts.most_common(SHOWN_REASONS):
-            lines.append(f"  {count:,}, first {first[reason]}: {reason}")
+        shown = counts.most_common(SHOWN_REASONS)
+        lines = [f"  {count:,}, first {first[reason]}: {reason}" for reason, count in shown]
         if len(counts) > SHOWN_REASONS:
             lines.append(f"  and {len(counts) - SHOWN_REASONS:,} more reasons")
         return "\n".join(lines)
@@ -130,14 +139,19 @@ def read_rows(path: Path, suffixes: Sequence[str], set_aside: SetAside, *, sourc
 def number_rows(source: str, rows: Iterable[dict], set_aside: SetAside) -> Iterator[Row]:
     """Rows of a source without lines, such as a data set of the hub, whose class labels become their names; -1 is none."""
     features = getattr(rows, "features", {})
-    kinds = {name: kind for name, kind in features.items() if hasattr(kind, "int2str")}
     for number, values in enumerate(rows, 1):
         set_aside.read += 1
-        names = {}
-        for name, kind in kinds.items():
-            label = values[name]
-            names[name] = None if label in (None, -1) else kind.int2str(label)
-        yield Row(f"{source}, row {number}", number, values | names)
+        yield Row(f"{source}, row {number}", number, values | _class_names(values, features))
+
+
+def _class_names(values: dict[str, Any], features: Mapping[str, Any]) -> dict[str, str | None]:
+    """The names of class labels, by column."""
+    names = {}
+    for column, kind in features.items():
+        if hasattr(kind, "int2str"):
+            label = values[column]
+            names[column] = None if label in (None, -1) else kind.int2str(label)
+    return names
 
 
 def _count(rows: Iterable[Row], set_aside: SetAside) -> Iterator[Row]:
@@ -323,12 +337,16 @@ def _parquet(path: Path, source: str) -> Iterator[Row]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    number = 1
+    number, features = 1, {}
     try:
         with ParquetFile(path) as table:
+            if b"huggingface" in (table.schema_arrow.metadata or {}):  # written by the library datasets
+                import datasets
+
+                features = datasets.Features.from_arrow_schema(table.schema_arrow)
             for batch in table.iter_batches(256):
                 for values in batch.to_pylist():
-                    yield Row(f"{source}, row {number}", number, values)
+                    yield Row(f"{source}, row {number}", number, values | _class_names(values, features))
                     number += 1
     except (ArrowException, OSError, ValueError) as error:
         raise ValueError(f"{source}: not a readable parquet file ({error})") from error

@@ -8,7 +8,7 @@ from pydantic import model_validator
 from helpers.data.data_source import ModelSource
 from helpers.data.hub import MINILM
 from helpers.machine.runtime import Runtime, choose_precision
-from helpers.parameters import SAMPLE, UPLOAD, Parameters, Source, parameter, source_path
+from helpers.parameters import NO_NETWORK, SAMPLE, UPLOAD, Parameters, Source, parameter, source_path
 
 from .configuration import PROFILES, Configuration, override, read_configuration
 
@@ -41,7 +41,8 @@ class GraphParameters(Parameters):
     )
     base_model: ModelSource = parameter(
         MINILM,
-        "Sentence encoder that the search starts from: a hub id, a local folder, or 'sample', a small random one.",
+        "Sentence encoder that the search starts from: a hub id, a local folder, or 'sample', a small random one. "
+        f"{NO_NETWORK}",
         group=SEARCH,
     )
     search_steps: int = parameter(0, "Optimizer steps in which the search is tuned; 0 takes 120.", group=SEARCH, low=0)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import random
@@ -12,16 +13,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from helpers.data import data_files, hub
-from helpers.data.data_files import Row
-from helpers.data.data_source import DataSource, located
-from helpers.parameters import SAMPLE, source_path
+from helpers.data.data_source import DataSource, Place, locate, read_splits
+from helpers.data.rows import SUFFIXES, Row, SetAside, Unusable, number_rows
 
-SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
-SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
 HELD_OUT_SHARE = 0.1  # to validate, and as many to test, where the source has no splits
 # Jaccard index of 5-character shingles; on real questions 0.5 to 0.6 is a reworded or extended question.
 NEAR_DUPLICATE = 0.5
@@ -42,6 +38,7 @@ SECTIONS = {  # of a chain-of-thought record, in the order in which they are wri
 }
 IN_ONE_LINE = ("topic", "difficulty")  # with their heading
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "chatgpt": "assistant"}
+TEXT = str | int | float
 FORMS = (
     "`messages` (or ShareGPT's `conversations`), or a question (`question`, `instruction`, `prompt` or `text`) and an answer "
     "(`answer`, `completion`, `response`, `output` or `label`)"
@@ -107,90 +104,81 @@ class Records(DataSource):
 def load_records(data_source: str, *, seed: int) -> Records:
     """The records of `data_source`, each checked, split and counted.
 
-    data_source: "sample"; a .jsonl, .json, .csv (`,` `;` or tab), .tsv or .parquet file; or a folder or hub id that
-        `datasets.load_dataset` reads, whose splits train, validation and test are kept. Columns are one of `FORMS`.
+    data_source: "sample"; a .jsonl, .json, .csv (`,` `;` or tab), .tsv or .parquet file; or a folder of such files or a hub id,
+        whose splits train, validation and test are kept. Columns are one of `FORMS`.
 
-    A row without question or answer, or one that repeats another, is set aside with its reason. Where the source has no
-    validation or test split, a tenth of its documents, or of its groups of near-duplicate questions, becomes one.
+    A row that cannot be read, has no question or no answer, or repeats another one is set aside with its reason. Where the
+    source has no validation or test split, a tenth of its documents, or of its groups of near-duplicate questions, becomes one.
 
-    Raises ValueError (no known columns, a message that cannot be read, a file that cannot be parsed, too few records),
-    FileNotFoundError and ConnectionError.
+    Raises ValueError (most rows cannot be used, a file that cannot be parsed, too few records), FileNotFoundError and
+    ConnectionError.
     """
-    data_source = located(data_source)
-    sources, path = _read(data_source), source_path("data_source", data_source)
-    digest, set_aside, unused, seen = hashlib.sha256(), [], Counter(), set()
+    place = locate(data_source)
+    set_aside = SetAside(place.source)
+    sources = _read(place, set_aside)
+    digest, unused, repeats = hashlib.sha256(), Counter(), []
+    seen: set[str] = set()  # conversations
+    answered: set[tuple[str, ...]] = set()  # questions with their answers, of the splits before
     splits: dict[str, list[Record]] = {"test": [], "validation": [], "train": []}  # training loses what it repeats
     for name, records in splits.items():
         for row in sources.get(name, ()):
             digest.update(json.dumps(row.values, default=str).encode())
-            record, reason = record_of(row, unused)
-            same = record and (*record.question.casefold().split(), "", *record.answer.casefold().split())
-            if not reason and same in seen:
-                reason = "repeats another row"
-            if reason:
-                set_aside.append({"row": row.where.rpartition(", ")[2], "reason": reason})
+            try:
+                record = record_of(row, unused)
+            except Unusable as reason:
+                set_aside.add(row, str(reason))
+                continue
+            conversation = json.dumps([record.messages, record.tools], sort_keys=True, default=str)
+            if conversation in seen or _question_with_answer(record) in answered:
+                repeats.append({"row": set_aside.place(row), "reason": "repeats another row"})
             else:
-                seen.add(same)
+                seen.add(conversation)
                 records.append(record)
-    if (absent := [name for name in splits if not splits[name]]) and splits["train"]:
+        answered.update(map(_question_with_answer, records))
+    set_aside.check()
+    absent = [name for name in splits if not splits[name]]
+    if absent and splits["train"]:
         splits |= _held_out(splits["train"], absent, seed)
     choices = choices_of(splits["train"])
-    found = Records(
-        name=path.name if path else data_source,
+    records = Records(
+        name=place.name,
         sha256=digest.hexdigest(),
         draw=f"seed {seed}",
         splits={},
         choices=choices,
         unused=dict(unused),
     )
-    told = {
-        name: [told_choices(record, choices) for record in splits[name]] for name in ("train", "validation", "test")
-    }
-    return found.keeping(told, set_aside)
+    with_choices = {}
+    for name in ("train", "validation", "test"):
+        with_choices[name] = [told_choices(record, choices) for record in splits[name]]
+    unusable = [{"row": where, "reason": reason} for where, reason in set_aside.rows]
+    return records.keeping(with_choices, [*unusable, *repeats])
 
 
 # ---- reading
 
 
-def _read(data_source: str) -> dict[str, Iterable[Row]]:
+def _read(place: Place, set_aside: SetAside) -> dict[str, Iterable[Row]]:
     """Rows by split; a file is one split, `train`."""
-    path, file = source_path("data_source", data_source), f"data_source={data_source!r}"
-    if data_source == SAMPLE:
+    if place.is_sample:
         from .sample import sample_records
 
-        return {"train": data_files.numbered("sample", sample_records())}
-    if path is not None and path.is_file():
-        return {"train": _file(file, path)}
-    if path is None and "/" not in data_source:
-        raise FileNotFoundError(
-            f'{file}: no such file. Use "sample", a path to a {", ".join(SUFFIXES)} file or a hub id "owner/name"'
-        )
-    found = hub.splits(data_source).items()
-    return {SPLITS[name]: data_files.numbered(f"{file}, {name}", rows) for name, rows in found if name in SPLITS}
+        return {"train": number_rows("sample", sample_records(), set_aside)}
+    return read_splits(place, SUFFIXES, set_aside)
 
 
-def _file(file: str, path: Path) -> Iterable[Row]:
-    if path.suffix.lower() != ".json":
-        return data_files.rows("data_source", path, SUFFIXES)
-    text = path.read_text(encoding="utf-8-sig", errors="replace")
-    if not text.lstrip().startswith("["):
-        return data_files.jsonl(file, path)  # which many name .json
-    try:
-        rows = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON ({error}); correct it there") from error
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{file}: the array must hold one JSON object for each record")
-    return data_files.numbered(file, rows)
+def _question_with_answer(record: Record) -> tuple[str, ...]:
+    """Without letter case and white space."""
+    return (*record.question.casefold().split(), "", *record.answer.casefold().split())
 
 
 # ---- from a row to a conversation
 
 
-def record_of(row: Row, unused: Counter) -> tuple[Record | None, str]:
-    """The record of a row, or why it is set aside. Columns that are not used are counted in `unused`.
+def record_of(row: Row, unused: Counter) -> Record:
+    """The record of a row. Columns that are not used are counted in `unused`.
 
-    Raises ValueError where the row has no columns of `FORMS`, or a message that is none.
+    Raises Unusable where the row has no columns of `FORMS`, a message that is none, or no question or answer.
     """
     columns = {str(name).strip().lower() for name in row.values}
     values = {str(name).strip().lower(): value for name, value in row.values.items() if value not in NOTHING}
@@ -201,17 +189,17 @@ def record_of(row: Row, unused: Counter) -> tuple[Record | None, str]:
 
     def text(*names: str) -> str:
         name = next((name for name in names if name in values), "")
-        return data_files.text(row._replace(values={name: take(name)}), name, str | int | float).strip()
+        return row._replace(values={name: take(name)}).text(name, TEXT).strip()
 
     number, group = text("id") or str(row.number), text("document", "doc_id", "document_id", "group")
-    tools, system = _tools(row, take("tools")), text("system", "system_prompt")
+    tools, system = _tools(take("tools")), text("system", "system_prompt")
     learned, answer, sections, text_alone = 0, None, (), False
     if columns & {*CONVERSATIONS}:
-        said = _messages(row, take(*CONVERSATIONS) or [], "user")
+        said = _messages(take(*CONVERSATIONS) or [], "user")
     elif columns & {*QUESTIONS, *TEXTS, "instruction"} and columns & {*ANSWERS}:
         if any(isinstance(values.get(name), list) for name in (*QUESTIONS, *ANSWERS)):
-            prompt = _messages(row, take(*QUESTIONS) or [], "user")  # TRL's conversational prompt and completion
-            said, learned = [*prompt, *_messages(row, take(*ANSWERS) or [], "assistant")], len(prompt)
+            prompt = _messages(take(*QUESTIONS) or [], "user")  # TRL's conversational prompt and completion
+            said, learned = [*prompt, *_messages(take(*ANSWERS) or [], "assistant")], len(prompt)
         else:
             text_alone = "label" in values and not values.keys() & {*ANSWERS[:-1], *QUESTIONS, "instruction"}
             question = "\n\n".join(filter(None, (text("instruction"), text(*TEXTS), text(*QUESTIONS))))
@@ -226,22 +214,26 @@ def record_of(row: Row, unused: Counter) -> tuple[Record | None, str]:
                 system = system or f"You are a legal assistant. Write each section under its own heading: {headings}."
             said = [{"role": "user", "content": question}, {"role": "assistant", "content": written}]
     else:
-        raise ValueError(
-            f"{row.where}: no columns of a record; columns found: {', '.join(row.values) or 'none'}. Give {FORMS}"
-        )
+        names = ", ".join(map(str, row.values)) or "none"
+        raise Unusable(f"no columns of a record (its columns: {names[:500]}). Give {FORMS}")
     unused.update(values.keys())
     if system and said and said[0]["role"] != "system":
         said, learned = [{"role": "system", "content": system}, *said], learned + 1
     while said and said[-1]["role"] != "assistant":
         said.pop()  # nobody answers
     if not said:
-        return None, "no question and no answer"
+        raise Unusable("no question and no answer")
+    roles = [message["role"] for message in said if message["role"] != "system"]
+    if roles[0] == "assistant":
+        raise Unusable("no question: the conversation begins with the assistant")
     if answer is None:
         calls = said[-1].get("tool_calls")
         answer = said[-1]["content"] or (json.dumps(calls) if calls else "")
     record = Record(number, tuple(said), answer, sections, tools, group, learned, text_alone)
     missing = [name for name in ("question", "answer") if not getattr(record, name).strip()]
-    return (None, f"no {' and no '.join(missing)}") if missing else (record, "")
+    if missing:
+        raise Unusable(f"no {' and no '.join(missing)}")
+    return record
 
 
 def _section(name: str, text: str) -> str:
@@ -260,32 +252,64 @@ def section_of(text: str, section: str = "answer") -> str:
     return found[1].strip() if found else ""
 
 
-def _messages(row: Row, messages: Any, role: str) -> list[dict[str, Any]]:
-    """Messages with `role`, `content` and every other key that has a value. A text is one message of `role`."""
+def _messages(messages: Any, role: str) -> list[dict[str, Any]]:
+    """Messages with `role`, `content` and every other key that has a value. A text is one message of `role`, or JSON of messages."""
     from trl import maybe_convert_to_chatml
 
     if isinstance(messages, str):
-        messages = [{"role": role, "content": messages}]
-    found = []
-    for each in messages if isinstance(messages, list) else [messages]:
+        messages = _list_of(messages) or [{"role": role, "content": messages}]
+    converted = []
+    for item in messages if isinstance(messages, list) else [messages]:
         message = {}
-        if isinstance(each, Mapping):
-            (message,) = maybe_convert_to_chatml({"messages": [dict(each)]})["messages"]
-        content = message.get("content") or ""
-        if not isinstance(message.get("role"), str) or not isinstance(content, str):
-            raise ValueError(
-                f"{row.where}: a message must be an object with a `role`, and a text as its `content`; found {str(each)[:80]}"
-            )
+        if isinstance(item, Mapping):
+            (message,) = maybe_convert_to_chatml({"messages": [dict(item)]})["messages"]
+        name, content = message.get("role"), _content(message.get("content"))
+        if not isinstance(name, str) or not isinstance(content, str):
+            raise Unusable("a message must be an object with a `role`, and a text as its `content`")
+        for call in message.get("tool_calls") or ():
+            _check_arguments(call)
+        name = name.strip().lower()
         kept = {key: value for key, value in message.items() if value not in NOTHING}
-        found.append(kept | {"role": ROLES.get(message["role"], message["role"]), "content": content})
-    return found
+        converted.append(kept | {"role": ROLES.get(name, name), "content": content})
+    return converted
 
 
-def _tools(row: Row, tools: Any) -> tuple[dict[str, Any], ...] | None:
+def _content(content: Any) -> Any:
+    """The text of a message; parts that are all texts are joined."""
+    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+        return "".join(str(part.get("text", "")) for part in content)
+    return content or ""
+
+
+def _list_of(text: str) -> list | None:
+    """The list that a column of a .csv holds as JSON or, as pandas writes it, in Python's notation; None of any other text."""
+    if not text.lstrip().startswith("[{"):
+        return None
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            return parse(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            pass
+    return None
+
+
+def _check_arguments(call: Any) -> None:
+    function = call.get("function", call) if isinstance(call, Mapping) else call
+    if not isinstance(function, Mapping):
+        raise Unusable("a tool call must be an object")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            json.loads(arguments)
+        except ValueError:
+            raise Unusable("the arguments of a tool call are not JSON") from None
+
+
+def _tools(tools: Any) -> tuple[dict[str, Any], ...] | None:
     try:
         return tuple(json.loads(tools) if isinstance(tools, str) else tools) if tools else None
-    except ValueError as error:
-        raise ValueError(f"{row.where}, column `tools` is not JSON ({error})") from error
+    except (ValueError, TypeError):
+        raise Unusable("column `tools` is not JSON") from None
 
 
 # ---- labels

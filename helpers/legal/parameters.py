@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import field_validator
 
 from helpers.data.data_source import ModelSource
-from helpers.parameters import MACHINE, Parameters, Source, in_range, parameter
+from helpers.parameters import MACHINE, NO_NETWORK, Parameters, Source, in_range, parameter
 from helpers.plan.settings import Recipe
 
 NOTEBOOK = "legal_cot_sft"
@@ -22,7 +22,7 @@ class LegalParameters(Parameters):
     data_source: Source = parameter(
         "rzeraat/law",
         "Hub data set; path to your own .jsonl, .json, .csv or .parquet with question and answer, text and label, prompt and "
-        "completion, or messages; or 'sample', invented law for a run with no network.",
+        f"completion, or messages; or 'sample', invented law. {NO_NETWORK}",
     )
     base_model: ModelSource = parameter(
         "Qwen/Qwen2.5-0.5B-Instruct", "Language model: hub id, local path, or 'sample' for a tiny random one."

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import torch
 from datasets import Dataset, concatenate_datasets
 from torch.nn.functional import cross_entropy, linear, log_softmax
@@ -85,8 +86,6 @@ class ChatTemplate:
         return [self.stop_token_id] if own in (None, self.stop_token_id) else [self.stop_token_id, own]
 
     def _writes_system(self) -> bool:
-        import jinja2
-
         self.has_system_role = True
         messages = [{"role": "system", "content": "law-7"}, {"role": "user", "content": "a"}]
         try:
@@ -182,14 +181,14 @@ def encode(records, template: ChatTemplate, *, max_length: int = 0, learn: str =
     max_length: tokens, rounded up to a multiple of 128; 0 takes the longest training record, at most MOST_LENGTH and what
         the model `reads`. Raises as `row_of`, and ValueError where no record of a split is left.
     """
-    rows = {name: [row_of(each, template, learn) for each in part] for name, part in records.splits.items()}
-    longest = max(len(row["input_ids"]) for row in rows["train"])
+    encoded, set_aside = _encoded(records, template, learn)
+    longest = max(len(row["input_ids"]) for _, row in encoded["train"])
     length = round_up(max_length or min(longest, MOST_LENGTH, reads // MULTIPLE * MULTIPLE))
     special = {token.content for token in template.tokenizer.added_tokens_decoder.values() if token.special}
-    kept, set_aside = {}, []
-    for name, part in records.splits.items():
+    kept = {}
+    for name, pairs in encoded.items():
         kept[name] = []
-        for record, row in zip(part, rows[name], strict=True):
+        for record, row in pairs:
             spelled = next((token for token in special for each in record.messages if token in str(each)), None)
             if spelled or len(row["input_ids"]) > length:
                 reason = f"spells out {spelled}" if spelled else f"longer than {length:,} tokens"
@@ -198,6 +197,25 @@ def encode(records, template: ChatTemplate, *, max_length: int = 0, learn: str =
                 kept[name].append((record, row))
     records = records.keeping({name: [record for record, _ in pairs] for name, pairs in kept.items()}, set_aside)
     return {name: Dataset.from_list([row for _, row in pairs]) for name, pairs in kept.items()}, records, length
+
+
+def _encoded(records, template: ChatTemplate, learn: str):
+    """Each record with its row, by split, and what the template refuses, such as two turns of the user in a row.
+
+    Raises ValueError where it refuses most records of a split, and as `row_of`.
+    """
+    encoded, set_aside = {}, []
+    for name, part in records.splits.items():
+        encoded[name], refused = [], []
+        for record in part:
+            try:
+                encoded[name].append((record, row_of(record, template, learn)))
+            except jinja2.TemplateError as error:
+                refused.append({"row": record.id, "reason": f"the chat template refuses it ({error})"})
+        if 2 * len(refused) > len(part):
+            raise ValueError(f"{len(refused)} of {len(part)} records: {refused[0]['reason']}; use another model")
+        set_aside += refused
+    return encoded, set_aside
 
 
 # ---- labels -> trainer

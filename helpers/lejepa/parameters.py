@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import model_validator
 
 from helpers.data.data_source import ModelSource
-from helpers.parameters import MACHINE, SAMPLE, Parameters, Source, in_range, parameter
+from helpers.parameters import MACHINE, NO_NETWORK, SAMPLE, Parameters, Source, in_range, parameter
 from helpers.plan.settings import Recipe
 
 NOTEBOOK = "lejepa_training"
@@ -26,7 +26,7 @@ class EmbeddingParameters(Parameters):
 
     data_source: Source = parameter(
         DEFAULT_DATA,
-        "Your folder of .md and .txt files, a .jsonl or .csv, a hub set, or 'sample', which needs no network.",
+        f"Your folder of .md and .txt files, a .jsonl or .csv, a hub set, or 'sample'. {NO_NETWORK}",
     )
     base_model: ModelSource = parameter(
         AUTO,

@@ -6,14 +6,12 @@ import hashlib
 import json
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from helpers.data import data_files, hub
-from helpers.data.data_source import DataSource, located
-from helpers.parameters import SAMPLE, source_path
+from helpers.data.data_source import DataSource, Place, locate, read_splits
+from helpers.data.rows import SUFFIXES, Row, SetAside, Unusable
 
 from .parameters import TuningParameters
 from .sample import sample_rows
@@ -21,8 +19,8 @@ from .sample import sample_rows
 TEXT_COLUMNS = ("text", "sentence", "content", "comment", "texts")
 LABEL_COLUMNS = ("label", "labels", "category", "class", "intent")
 SPLITS = ("train", "validation", "test")
-SUFFIXES = (".csv", ".jsonl", ".parquet")
 HELD_OUT = 0.1  # of the training rows, for each split that is not there
+REMEDY = "set {0}_column to the one that holds the {0}s"
 EMOTION = "dair-ai/emotion"
 REVISIONS = {EMOTION: "cab853a1dbdf4c42c2b3ef2173804746df8825fe"}
 SUBSETS = {EMOTION: "split"}
@@ -39,6 +37,7 @@ class LabelledTexts(DataSource):
     test: list[tuple[str, int]]
     labels: tuple[str, ...]
     removed: int  # rows: empty, repeated, in a later split, too, or with several labels
+    set_aside: int = 0  # rows that cannot be used
 
     def results(self) -> dict[str, Any]:
         """The `data` part of results.json."""
@@ -49,6 +48,7 @@ class LabelledTexts(DataSource):
             "test_examples": len(self.test),
             "labels": len(self.labels),
             "removed": self.removed,
+            "set_aside": self.set_aside,
         }
 
     def __str__(self) -> str:
@@ -64,81 +64,83 @@ def load_texts(params: TuningParameters) -> LabelledTexts:
 
     A text that is in several splits stays in the last of train, validation, test. A text with several labels is left out.
 
-    Raises ValueError (no such column, label or enough rows), FileNotFoundError (no such path or hub id) and ConnectionError
-    (hub not reachable and nothing cached).
+    Raises ValueError (no such column, most rows without a text or a label, too few rows), FileNotFoundError (no such path or hub
+    id) and ConnectionError (hub not reachable and nothing cached).
     """
-    params = params.model_copy(update={"data_source": located(params.data_source)})
-    path = source_path("data_source", params.data_source)
-    given = dict(_splits(params, path))
-    splits = _without_repeats(given)
-    removed = sum(len(given[name]) - len(splits[name]) for name in given)
-    splits |= _held_out(splits["train"], [name for name in SPLITS if name not in splits], params.seed)
+    place = locate(params.data_source)
+    set_aside = SetAside(place.source)
+    rows = _read(place, params, set_aside)
+    if set_aside.rows:
+        print(set_aside)
+    splits = _without_repeats(rows)
+    removed = sum(map(len, rows.values())) - sum(map(len, splits.values()))
+    missing = [name for name in SPLITS if name not in splits]
+    splits |= _held_out(splits["train"], missing, params.seed)
     for name in SPLITS:
         random.Random(params.seed).shuffle(splits[name])
-        del splits[name][(params.num_rows if name == "train" else params.num_rows // 5) or len(splits[name]) :]
-    labels = _labels(params.data_source, splits)
+        wanted = params.num_rows if name == "train" else params.num_rows // 5
+        if wanted:
+            del splits[name][wanted:]
+    labels = _labels(place, splits)
+    numbers = {label: number for number, label in enumerate(labels)}
+    numbered = {name: [(text, numbers[label]) for text, label in splits[name]] for name in SPLITS}
     return LabelledTexts(
-        **{name: [(text, labels.index(label)) for text, label in splits[name]] for name in SPLITS},
+        **numbered,
         labels=labels,
         removed=removed,
-        name=path.name if path else params.data_source,
-        revision=None if path else REVISIONS.get(params.data_source),
+        set_aside=len(set_aside.rows),
+        name=place.name,
+        revision=None if place.path else REVISIONS.get(place.value),
         draw=f"seed {params.seed}",
         sha256=hashlib.sha256(json.dumps(splits).encode()).hexdigest(),
     )
 
 
-def _splits(params: TuningParameters, path: Path | None) -> Iterator[tuple[str, list[Pair]]]:
-    """(split, its texts with their labels) of what there is; at least "train"."""
-    source = params.data_source
-    if source == SAMPLE:
-        yield "train", list(sample_rows())
-        return
-    if path and path.is_file():
-        rows = {"train": data_files.rows("data_source", path, SUFFIXES)}
-    else:  # of the hub, or a folder in its layout: train.csv, test.csv
-        found = hub.splits(source, name=SUBSETS.get(source), revision=REVISIONS.get(source))
-        rows = {name: data_files.numbered(f"data_source={source!r}, {name}", part) for name, part in found.items()}
-    for split in SPLITS:
-        if split in rows:
-            yield split, list(_pairs(rows[split], params))
+def _read(place: Place, params: TuningParameters, set_aside: SetAside) -> dict[str, list[Pair]]:
+    """The texts with their labels of each split that there is, at least of train."""
+    if place.is_sample:
+        return {"train": list(sample_rows())}
+
+    def pair(row: Row) -> Pair:
+        text_column = row.column(_names(params.text_column, TEXT_COLUMNS), REMEDY.format("text"))
+        label_column = row.column(_names(params.label_column, LABEL_COLUMNS), REMEDY.format("label"))
+        return row.text(text_column).strip(), _label(row, label_column)
+
+    options = {"name": SUBSETS.get(place.value), "revision": REVISIONS.get(place.value)}
+    splits = read_splits(place, SUFFIXES, set_aside, **options)
+    pairs = {split: list(set_aside.convert(splits[split], pair)) for split in SPLITS if split in splits}
+    set_aside.check()
+    return pairs
 
 
-def _pairs(rows: Iterable, params: TuningParameters) -> Iterator[Pair]:
-    for row in rows:
-        text_column = _column(row, "text_column", params.text_column, TEXT_COLUMNS)
-        label_column = _column(row, "label_column", params.label_column, LABEL_COLUMNS)
-        label = row.values[label_column]
-        if label is None or isinstance(label, list | dict) or not str(label).strip():
-            raise ValueError(
-                f"{row.where}, column {label_column!r}: {label!r} is no label; give each row one class (a field that holds a comma "
-                "needs double quotes)"
-            )
-        yield data_files.text(row, text_column).strip(), str(label).strip()
+def _names(name: str, usual: Sequence[str]) -> Sequence[str]:
+    return (name,) if name else usual
 
 
-def _column(row, parameter: str, asked: str, usual: Sequence[str]) -> str:
-    wanted = (asked,) if asked else usual
-    if there := [name for name in wanted if name in row.values]:
-        return there[0]
-    raise ValueError(
-        f"{row.where}: no column {', '.join(map(repr, wanted))}; columns found: {', '.join(row.values) or 'none'}. Set {parameter} to "
-        "the one to take"
-    )
+def _label(row: Row, column: str) -> str:
+    label = row.values[column]
+    if isinstance(label, list | dict):
+        raise Unusable(f"column `{column}` holds a {type(label).__name__} and not a label; give each row one class")
+    if label is None or not str(label).strip():
+        raise Unusable(f"no label in column `{column}` (a field that holds a delimiter needs double quotes)")
+    return str(label).strip()
 
 
 def _without_repeats(splits: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
     """The splits without empty, repeated and contradicting rows, and without those that a later split has, too."""
-    import pandas
-
-    rows = [(split, *pair) for split in reversed(SPLITS) for pair in splits.get(split, ())]
-    rows = pandas.DataFrame(rows, columns=["split", "text", "label"], dtype=object)
-    rows["key"] = [" ".join(text.casefold().split()) for text in rows["text"]]
-    clear = rows.groupby(["split", "key"])["label"].transform("nunique") == 1
-    kept = rows[clear & (rows["key"] != "") & ~rows["key"].duplicated()]
-    return {
-        split: kept.loc[kept["split"] == split, ["text", "label"]].to_numpy().tolist() for split in reversed(splits)
-    }
+    kept, later = {}, set()
+    for split in reversed(SPLITS):
+        if split not in splits:
+            continue
+        labels, first = defaultdict(set), {}
+        for text, label in splits[split]:
+            key = " ".join(text.casefold().split())
+            labels[key].add(label)
+            first.setdefault(key, (text, label))
+        clear = [key for key in first if key and len(labels[key]) == 1 and key not in later]
+        kept[split] = [first[key] for key in clear]
+        later.update(clear)
+    return dict(reversed(kept.items()))
 
 
 def _held_out(train: list[Pair], missing: Sequence[str], seed: int) -> dict[str, list[Pair]]:
@@ -146,27 +148,29 @@ def _held_out(train: list[Pair], missing: Sequence[str], seed: int) -> dict[str,
     by_label = defaultdict(list)
     for pair in train:
         by_label[pair[1]].append(pair)
-    found = {name: [] for name in ("train", *missing)}
+    splits = {name: [] for name in ("train", *missing)}
     for _, pairs in sorted(by_label.items()):
         random.Random(seed).shuffle(pairs)
         count = max(1, round(HELD_OUT * len(pairs))) if len(pairs) >= 3 else 0
         for name in missing:
-            found[name] += pairs[:count]
+            splits[name] += pairs[:count]
             del pairs[:count]
-        found["train"] += pairs
-    return found
+        splits["train"] += pairs
+    return splits
 
 
-def _labels(data_source: str, splits: dict[str, list[Pair]]) -> tuple[str, ...]:
-    labels = sorted({label for _, label in splits["train"]})
-    if len(labels) < 2 or min(len(splits[name]) for name in SPLITS) < 2 or len(labels) > len(splits["train"]) / 2:
+def _labels(place: Place, splits: dict[str, list[Pair]]) -> tuple[str, ...]:
+    """The labels of the training rows. Raises ValueError where they are no classes, or a later split has others."""
+    used = {name: {label for _, label in splits[name]} for name in SPLITS}
+    labels, rows = sorted(used["train"]), len(splits["train"])
+    if len(labels) < 2 or min(len(splits[name]) for name in SPLITS) < 2 or len(labels) > rows / 2:
         raise ValueError(
-            f"data_source={data_source!r}: {len(labels)} labels such as {labels[:3]} on {len(splits['train'])} training rows; give at "
-            "least two labels and two rows of each, put measured numbers into classes, or set label_column to another column"
+            f"{place.source}: {len(labels)} labels such as {labels[:3]} on {rows} training rows; give at least two labels and two "
+            "rows of each, put measured numbers into classes, or set label_column to another column"
         )
-    if unknown := {label for name in ("validation", "test") for _, label in splits[name]}.difference(labels):
+    unknown = (used["validation"] | used["test"]) - used["train"]
+    if unknown:
         raise ValueError(
-            f"data_source={data_source!r}: labels {sorted(unknown)[:5]} are not among the {len(splits['train'])} training rows; add "
-            "such rows, or raise num_rows"
+            f"{place.source}: labels {sorted(unknown)[:5]} are not among the {rows} training rows; add such rows, or raise num_rows"
         )
     return tuple(labels)

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from helpers.data import hub
+from helpers.data import hub, rows, text
 from helpers.parameters import SAMPLE, source_path
 from helpers.run import run_folder
 from helpers.show import tracking
@@ -38,6 +38,11 @@ def write_stock(task: Task, settings: Settings, folder: Path, *, model: str) -> 
     files = [folder / name for name in ("train.py", "training_args.json", "model.json")]
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(stock_script.__file__, files[0])
+    for module in (rows, text):
+        copy = folder / "reader" / Path(module.__file__).name
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(module.__file__, copy)
+        files.append(copy)
     run_folder.write_json(files[1], training_arguments(task, settings))
     run_folder.write_json(files[2], chosen)
     return files

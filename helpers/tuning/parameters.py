@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helpers.data.data_source import ModelSource
-from helpers.parameters import Parameters, Source, parameter
+from helpers.parameters import NO_NETWORK, Parameters, Source, parameter
 from helpers.plan.settings import Recipe
 
 NOTEBOOK = "hardware_tuning"
@@ -18,7 +18,7 @@ class TuningParameters(Parameters):
     data_source: Source = parameter(
         "dair-ai/emotion",
         "Hub data set; or a path to your own `.csv`, `.jsonl` or `.parquet` with text and label, or to a folder with train, "
-        "validation and test; or 'sample', documentation strings of Python by package.",
+        f"validation and test; or 'sample', documentation strings of Python by package. {NO_NETWORK}",
     )
     base_model: ModelSource = parameter(
         "google-bert/bert-base-uncased",

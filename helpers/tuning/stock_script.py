@@ -1,6 +1,6 @@
 """Fine-tunes a text classifier with the settings that were found fastest: stock transformers, and the files beside this one.
 
-python train.py texts.csv                    # or .jsonl, .parquet; of its rows a tenth is held out
+python train.py texts.csv                    # or .tsv, .jsonl, .json, .parquet; of its rows a tenth is held out
 python train.py texts.csv --text review --label stars --output trained
 torchrun --nproc-per-node 2 train.py texts.csv                      # two GPUs
 """
@@ -8,14 +8,33 @@ torchrun --nproc-per-node 2 train.py texts.csv                      # two GPUs
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 
 # Huge pages for a CPU's tensors; torch reads it when it is imported.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 # isort: split
-from datasets import load_dataset
+from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
+
+
+def read_texts(path: Path, text_column: str, label_column: str) -> Dataset:
+    """The texts and labels of a file, read as the notebook reads it; rows that cannot be used are counted."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from reader.rows import SUFFIXES, SetAside, Unusable, read_rows
+
+    def example(row):
+        text, label = row.text(text_column).strip(), row.text(label_column, str | int | float).strip()
+        if not text or not label:
+            raise Unusable(f"no text in column `{text_column}`, or no label in column `{label_column}`")
+        return {"text": text, "label": label}
+
+    set_aside = SetAside(str(path))
+    examples = list(set_aside.convert(read_rows(path, SUFFIXES, set_aside), example))
+    set_aside.check()
+    print(f"{len(examples)} texts\n{set_aside}")
+    return Dataset.from_list(examples).class_encode_column("label")
 
 
 def main() -> None:
@@ -30,13 +49,12 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(name, revision=chosen["revision"])
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
 
-    kind = asked.data.suffix[1:].replace("jsonl", "json")
-    rows = load_dataset(kind, data_files=str(asked.data), split="train").class_encode_column(asked.label)
-    labels = rows.features[asked.label].names
+    rows = read_texts(asked.data, asked.text, asked.label)
+    labels = rows.features["label"].names
     rows = rows.map(
         lambda row: {
-            **tokenizer(row[asked.text], truncation=True, max_length=chosen["max_length"]),
-            "labels": row[asked.label],
+            **tokenizer(row["text"], truncation=True, max_length=chosen["max_length"]),
+            "labels": row["label"],
         },
         remove_columns=rows.column_names,
     ).train_test_split(0.1, seed=0)

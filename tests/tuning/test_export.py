@@ -66,8 +66,9 @@ def carried(tmp_path_factory):
         label = draw.choice(list(FAMILIES))
         words = draw.choices([*FAMILIES[label].split(), "the", "a"], k=draw.randint(4, 20))
         rows.append({"text": f"{' '.join(words)} {number}", "label": label})
-    lines = [f'"{row["text"]}",{row["label"]}' for row in rows]
-    (folder / "texts.csv").write_text("text,label\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    lines = [f'"{row["text"]}";{row["label"]}' for row in rows]
+    lines += ['"";asyncio', '"no label";']  # the notebook sets these rows aside
+    (folder / "texts.csv").write_text("text;label\n" + "\n".join(lines) + "\n", encoding="utf-8")
     jsonl = [json.dumps({"review": row["text"], "stars": row["label"]}) for row in rows]
     (folder / "texts.jsonl").write_text("\n".join(jsonl) + "\n", encoding="utf-8")
     given = {"data_source": str(folder / "texts.csv"), "base_model": "sample", "max_length": 64, "learning_rate": 1e-3}
