@@ -38,7 +38,7 @@ NOTEBOOKS = {
     "tinystories_reservoir": {"data_source": "sample"},
     "legal_cot_sft": {"data_source": "sample", "base_model": "sample"},
     "lejepa_training": {"data_source": "sample", "base_model": "sample"},
-    "graphmer_se": {"config": "cpu"},
+    "graphmer_se": {},
     "hardware_tuning": {"data_source": "sample", "base_model": "sample", "compare_start": False},
 }
 LONG, MEAN_OF, EVERY = 2_000, 50, 250

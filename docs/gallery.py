@@ -35,7 +35,7 @@ PARAMETERS = {
     "tinystories_reservoir": {},
     "lejepa_training": {"base_model": MINILM},
     "legal_cot_sft": {"base_model": "HuggingFaceTB/SmolLM2-135M-Instruct"},
-    "graphmer_se": {"config": "cpu", "max_steps": 200},
+    "graphmer_se": {"max_steps": 200},
     "hardware_tuning": {
         "base_model": MINILM,
         "num_rows": 2000,

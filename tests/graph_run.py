@@ -48,6 +48,9 @@ SMALL = {
     "regularizers.ontology_constraints.antisymmetry_weight": 0.2,  # and so every term
     "regularizers.ontology_constraints.acyclicity_weight": 0.2,
     "evaluation.max_triples": 40,
+    "run.gradient_accumulation_steps": 1,
+    "training_data.short_to_long_curriculum.enabled": False,
+    "checkpointing.activation_checkpointing": False,
 }
 
 
@@ -68,7 +71,7 @@ def main(output_dir: str, options: dict) -> dict:
     changes = SMALL | options["changes"]
     if machine.kind == "xla":  # as many sequences a step
         changes["training_data.micro_batch_size"] //= machine.device_count
-    configuration = override(read_configuration("cpu"), changes)
+    configuration = override(read_configuration("rtx3050"), changes)
     corpus = load_corpus(load_graph(options["data"]), options["data"], configuration)
     model = new_model(configuration, corpus)
     plan = make_plan(configuration, model, corpus, machine)

@@ -123,7 +123,7 @@ def checkout(tmp_path) -> Path:
     return tmp_path
 
 
-GRAPH = {"config": "cpu", "changes": "; ".join(f"{key}={value}" for key, value in CHANGES.items() if key != "run.seed")}
+GRAPH = {"changes": "; ".join(f"{key}={value}" for key, value in CHANGES.items() if key != "run.seed")}
 WALKS = {
     "tinystories_reservoir": (stories, {**RESERVOIR, "num_texts": 0}),
     "lejepa_training": (documents, {**EMBEDDING, "num_samples": 0}),

@@ -9,11 +9,10 @@ from __future__ import annotations
 import copy
 import math
 import random
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -44,7 +43,6 @@ HEAD_TOKENS = 8  # of a head's name that a leaf looks at
 OPEN = 64  # sequences that documents are packed into at a time
 TRIES = 12  # draws after which there counts as being no wrong tail of a kind
 CHUNK = 2000  # documents that are encoded at a time
-WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[^\W\d_A-Z]+|[A-Z]+|\d+")
 
 
 # ---- relations and wrong tails
@@ -82,43 +80,32 @@ class NegativeSampler:
     """
 
     def __init__(self, encoded: EncodedDocuments, relations: Relations, known: dict[tuple[int, int], set[int]]):
-        self._entities, self._known = encoded.entities, known
+        self._entities, self._known, self._types = encoded.entities, known, relations.tail_types
+        # The same number for all entities whose leaves have the same tokens.
         self._look = np.unique(encoded.leaf_ids_EL, axis=0, return_inverse=True)[1].reshape(-1).tolist()
-        pools = defaultdict(list)  # by type, module and word of the name
+        of_type, self._of_module = defaultdict(list), defaultdict(list)
         for number, entity in enumerate(self._entities):
             if entity.status != UNRESOLVED:
-                for key in (("type", entity.type), ("module", entity.module), *{*_words(entity.name)}):
-                    pools[key].append(number)
-        self._pools, self._types = pools, relations.tail_types
-        self._admitted = {types: [n for name in sorted(types) for n in pools["type", name]] for types in self._types}
+                of_type[entity.type].append(number)
+                self._of_module[entity.module].append(number)
+        self._admitted = {types: [n for name in sorted(types) for n in of_type[name]] for types in self._types}
 
     def type_consistent(self, draw: random.Random, head: int, relation: int, tail: int) -> int | None:
         """Any entity of a type that the relation admits; None where there is none."""
-        return self._drawn(draw, [self._admitted[self._types[relation]]], head, relation, tail)
+        return self._draw(draw, self._admitted[self._types[relation]], head, relation, tail)
 
     def hard(self, draw: random.Random, head: int, relation: int, tail: int) -> int | None:
-        """One of the tail's module, or one whose name shares a word with the tail's; where there is none, any."""
-        entity, pools = self._entities[tail], []
-        if shared := _words(entity.name):
-            pools.append(self._pools[draw.choice(shared)])
-        if entity.module:
-            pools.append(self._pools["module", entity.module])
-        draw.shuffle(pools)
-        found = self._drawn(draw, pools, head, relation, tail)
-        return self.type_consistent(draw, head, relation, tail) if found is None else found
+        """One of the tail's module; where there is none, any."""
+        wrong = self._draw(draw, self._of_module[self._entities[tail].module], head, relation, tail)
+        return self.type_consistent(draw, head, relation, tail) if wrong is None else wrong
 
-    def _drawn(self, draw: random.Random, pools: list[list[int]], head: int, relation: int, tail: int) -> int | None:
-        looks = {self._look[one] for one in (tail, *self._known.get((head, relation), ()))}
-        for pool in filter(None, pools):
-            for _ in range(TRIES):
-                found = pool[int(draw.random() * len(pool))]
-                if self._look[found] not in looks and self._entities[found].type in self._types[relation]:
-                    return found
+    def _draw(self, draw: random.Random, pool: list[int], head: int, relation: int, tail: int) -> int | None:
+        right = {self._look[number] for number in (tail, *self._known.get((head, relation), ()))}
+        for _ in range(TRIES if pool else 0):
+            wrong = draw.choice(pool)
+            if self._look[wrong] not in right and self._entities[wrong].type in self._types[relation]:
+                return wrong
         return None
-
-
-def _words(name: str) -> list[str]:
-    return [word.lower() for word in WORDS.findall(name)]
 
 
 # ---- masks
@@ -180,7 +167,7 @@ class EncodedDocuments:
     entities: in the order of the graph; their place there is their number
     leaf_ids_EL: the name as a leaf, [SEP] behind it where there is room, then [PAD]
     text_ids_EC: type and name; of one that is too long the end, where its own name is
-    documents: token ids of each · anchors: (entity, first token, tokens) of each, its own name first
+    documents: token ids of each · anchors: (first token, tokens) of the end of each document's own name, where its leaves hang
     """
 
     def __init__(self, documents: Documents, tokenizer, *, roots: int, leaf_tokens: int, entity_tokens: int):
@@ -188,41 +175,32 @@ class EncodedDocuments:
         self.entities = list(documents.graph.entities.values())
         self.number = {entity.id: number for number, entity in enumerate(self.entities)}
         leaves = encodings(tokenizer, map(leaf_text, self.entities))
-        self.leaf_ids_EL = _padded([[*leaf.ids, SEP][:leaf_tokens] for leaf in leaves], leaf_tokens)
+        self.leaf_ids_EL = _pad([[*leaf.ids, SEP][:leaf_tokens] for leaf in leaves], leaf_tokens)
         texts = encodings(tokenizer, map(entity_text, self.entities))
-        self.text_ids_EC = _padded([text.ids[-entity_tokens:] for text in texts], entity_tokens)
+        self.text_ids_EC = _pad([text.ids[-entity_tokens:] for text in texts], entity_tokens)
         self.documents: list[np.ndarray] = []
-        self.anchors: list[list[tuple[int, int, int]]] = []
+        self.anchors: list[tuple[int, int]] = []
         characters = (roots + 16) * LONGEST_TOKEN  # at least so many tokens, where the source has them
         for start in range(0, len(self.entities), CHUNK):
-            chunk = [entity.id for entity in self.entities[start : start + CHUNK]]
-            shown = [documents.text(name)[:characters] for name in chunk]
-            for entity_id, text, tokens in zip(chunk, shown, encodings(tokenizer, shown), strict=True):
-                self.documents.append(np.asarray(tokens.ids[:roots], np.int64))
-                self.anchors.append(self._anchored(documents, entity_id, text, tokens))
-
-    def _anchored(self, documents: Documents, entity_id: str, text: str, tokens) -> list[tuple[int, int, int]]:
-        """Anchors in tokens; of a long name of its own the last ones, where its last part is."""
-        kept = min(len(tokens.ids), self.roots)
-        end = tokens.char_to_token(len(shown_name(entity_id)))  # the end of its line; None where the name is all
-        end = kept if end is None else min(end, kept)
-        first = max(0, end - HEAD_TOKENS)
-        found = [(self.number[entity_id], first, end - first)]
-        if kept and end < kept:
-            for inner, start, stop in documents.anchors(entity_id, text[: tokens.token_to_chars(kept - 1)[1]]):
-                first, last = tokens.char_to_token(start), tokens.char_to_token(stop - 1)
-                found.append((self.number[inner], first, min(last + 1 - first, HEAD_TOKENS)))
-        return found
+            names = [entity.id for entity in self.entities[start : start + CHUNK]]
+            texts = [documents.text(name)[:characters] for name in names]
+            for name, tokens in zip(names, encodings(tokenizer, texts), strict=True):
+                ids = tokens.ids[:roots]
+                end = tokens.char_to_token(len(shown_name(name)))  # the end of its line; None where the name is all
+                end = len(ids) if end is None else min(end, len(ids))
+                first = max(0, end - HEAD_TOKENS)
+                self.documents.append(np.asarray(ids, np.int64))
+                self.anchors.append((first, end - first))
 
 
-def _padded(rows: list[list[int]], width: int) -> np.ndarray:
+def _pad(rows: list[list[int]], width: int) -> np.ndarray:
     return np.array([[*ids, *[PAD] * (width - len(ids))] for ids in rows], np.int64)
 
 
 # ---- sequences
 
 
-class _Leaf(NamedTuple):
+class Leaf(NamedTuple):
     segment: int
     start: int
     length: int
@@ -232,13 +210,22 @@ class _Leaf(NamedTuple):
     true: bool
 
 
+@dataclass
+class Room:
+    """What is left of a sequence that is being packed, and its documents."""
+
+    roots: int
+    leaves: int
+    numbers: list[int]
+
+
 class LeafyChains(Dataset):
     """Sequences of a graph. The sequence of a number is always the same; after the last number the next epoch begins.
 
     Every end of `triples` is a document. Documents are packed into sequences once; an epoch is all of these in an order of its own,
-    with leaves, masks and wrong tails of its own. A leaf hangs where its head is named: at a document's own name (its triples, and
-    under the inverse relation those that it is the tail of), or at a definition that the document shows. No pair of entities is in
-    two leaves of a document, so that no leaf tells what a masked one hides.
+    with leaves, masks and wrong tails of its own. A leaf hangs at its head's own name: a document has the triples that it is the head
+    of, and under the inverse relation those that it is the tail of. No two of its leaves have one tail, so that no leaf tells what a
+    masked one hides.
 
     triples: resolved ones to train on. known: further true ones (of validation and test), never a wrong tail.
     configuration: sizes, shares and seed; sequences have the length of its first stage.
@@ -253,30 +240,28 @@ class LeafyChains(Dataset):
         *,
         known: Iterable[tuple[str, str, str]] = (),
     ):
-        self.encoded, self.relations, self.configuration = encoded, relations, configuration
+        self.encoded, self.relations = encoded, relations
         self.seed, self.roots = configuration.run.seed, configuration.roots(configuration.stages()[0][1])
-        encoding, self.mlm, self.mnm = (
-            configuration.encoding,
-            configuration.objectives.mlm,
-            configuration.objectives.mnm,
+        self.pack, self.leaves = (
+            configuration.training_data.pack_sequences,
+            configuration.encoding.max_leaves_per_sequence,
         )
-        self.leaves, self.anchor = encoding.max_leaves_per_sequence, encoding.leaves_per_anchor
+        self.anchor = configuration.encoding.leaves_per_anchor
+        self.mlm, self.mnm = configuration.objectives.mlm, configuration.objectives.mnm
         self._identifiers_V = identifier_tokens(encoded.tokenizer) if self.mlm.span_mask_identifiers else None
-        true = self._numbered(triples)
+        true = self._number(triples)
         self.known: dict[tuple[int, int], set[int]] = defaultdict(set)  # true tails of (head, relation)
-        for head, relation, tail in (*true, *self._numbered(known)):
+        for head, relation, tail in (*true, *self._number(known)):
             self.known[head, relation].add(tail)
             self.known[tail, relations.inverse(relation)].add(head)
         self.sampler = NegativeSampler(encoded, relations, self.known)
         own = defaultdict(list)  # (relation, other end) of each document
         for head, relation, tail in true:
             own[head].append((relation, tail))
-        self._leaves_of = {head: [*leaves] for head, leaves in own.items()}  # without inverse relations
-        for head, relation, tail in true:
             if head != tail:
                 own[tail].append((relations.inverse(relation), head))
         self._own = dict(sorted(own.items()))
-        self._sequences = self._packed()
+        self._sequences = self._pack_documents()
 
     def __len__(self) -> int:
         """Sequences of an epoch."""
@@ -286,7 +271,7 @@ class LeafyChains(Dataset):
         """The same data in sequences of another length; nothing is read or encoded again."""
         other = copy.copy(self)
         other.roots = roots
-        other._sequences = other._packed()
+        other._sequences = other._pack_documents()
         return other
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
@@ -294,9 +279,12 @@ class LeafyChains(Dataset):
         epoch, index = divmod(index, len(self))
         draw = random.Random(f"{self.seed} {self.roots} {epoch} {index}")
         generator = np.random.default_rng(draw.getrandbits(64))
-        row = self._sequences[np.random.default_rng([self.seed, epoch]).permutation(len(self))[index]]
-        fields, begins = self.root_fields(row)
-        leaves = self._choose(row, begins, draw)
+        numbers = self._sequences[np.random.default_rng([self.seed, epoch]).permutation(len(self))[index]]
+        fields, begins = self._root_fields(numbers)
+        leaves = []
+        for segment, (number, begin) in enumerate(zip(numbers, begins, strict=True), 1):
+            leaves += self._draw_leaves(number, segment, begin, draw)
+        leaves = leaves[: self.leaves]  # packing made room for all but the last wrong ones
         draw.shuffle(leaves)  # that true ones come first would tell which are
         fields |= self._leaf_fields(leaves, draw)
         return fields | mask_roots(
@@ -310,152 +298,136 @@ class LeafyChains(Dataset):
 
     def query(self, number: int, relation: int) -> dict[str, torch.Tensor]:
         """A document as a batch, whose one leaf is masked and asks for the tail of `relation`; nothing else is hidden."""
-        fields, _ = self.root_fields([number])
-        start, length = self._placed(number, 0, *self.encoded.anchors[number][0][1:])
+        fields, _ = self._root_fields([number])
+        start, length = self._place_anchor(number, 0)
         fields["leaf_ids"] = np.full((1, self.encoded.leaf_ids_EL.shape[1]), MASK, np.int64)
         values = {"leaf_segments": 1, "relation_ids": relation, "head_start": start, "head_length": length}
-        return stacked([fields | {name: np.full(1, value, np.int64) for name, value in values.items()}])
+        for name, value in values.items():
+            fields[name] = np.full(1, value, np.int64)
+        return stack([fields])
 
     # ---- packing
 
-    def _packed(self) -> list[list[int]]:
-        """Documents in a drawn order, each into the open sequence that it fills best: its roots, and own leaves, fit."""
+    def _pack_documents(self) -> list[list[int]]:
+        """Documents in a drawn order, each into the first open sequence that has room for its roots and its leaves."""
         order = list(self._own)
         random.Random(f"{self.seed} {self.roots} packing").shuffle(order)
-        if not self.configuration.training_data.pack_sequences:
+        if not self.pack:
             return [[number] for number in order]
-        sequences: list[list[int]] = []
-        rooms: list[list] = []  # of open sequences: roots left, leaves left, sequence
+        sequences, rooms = [], []
         for number in order:
-            length, need = self._length(number), self._need(number)
-            fitting = (room for room in rooms if room[0] >= length and room[1] >= need)
-            best = min(fitting, default=None, key=itemgetter(0))
-            if best is None:
-                best = [self.roots, self.leaves, []]
-                sequences.append(best[2])
-                rooms.append(best)
-                if len(rooms) > OPEN:  # the one that is short of roots or leaves has the least use
-                    rooms.remove(min(rooms, key=lambda room: min(room[0] * self.leaves, room[1] * self.roots)))
-            best[0] -= length
-            best[1] -= need
-            best[2].append(number)
+            length, need = self._length(number), self._count_leaves(number)
+            fitting = [room for room in rooms if room.roots >= length and room.leaves >= need]
+            if fitting:
+                room = fitting[0]
+            else:
+                room = Room(self.roots, self.leaves, [])
+                sequences.append(room.numbers)
+                rooms = [*rooms[1 - OPEN :], room]
+            room.roots -= length
+            room.leaves -= need
+            room.numbers.append(number)
         return sequences
 
     def _length(self, number: int) -> int:
         return min(len(self.encoded.documents[number]), self.roots)
 
-    def _need(self, number: int) -> int:
-        """Leaves at the document's own name."""
+    def _count_leaves(self, number: int) -> int:
         return min(len(self._own[number]), self.anchor.positive) + self.anchor.negatives
 
     # ---- roots and leaves
 
-    def root_fields(self, numbers: Sequence[int]) -> tuple[dict[str, np.ndarray], list[int]]:
+    def _root_fields(self, numbers: Sequence[int]) -> tuple[dict[str, np.ndarray], list[int]]:
         """root_ids, root_segments and root_positions of these documents in a row, and where each begins."""
         ids, segments, positions = np.zeros((3, self.roots), np.int64)
-        begins, at = [], 0
+        begins, begin = [], 0
         for segment, number in enumerate(numbers, 1):
-            length = self._length(number)
-            ids[at : at + length] = self.encoded.documents[number][:length]
-            segments[at : at + length] = segment
-            positions[at : at + length] = np.arange(length)
-            begins.append(at)
-            at += length
+            end = begin + self._length(number)
+            ids[begin:end] = self.encoded.documents[number][: end - begin]
+            segments[begin:end] = segment
+            positions[begin:end] = np.arange(end - begin)
+            begins.append(begin)
+            begin = end
         return {"root_ids": ids, "root_segments": segments, "root_positions": positions}, begins
 
-    def _placed(self, number: int, begin: int, start: int, length: int) -> tuple[int, int]:
-        """First root and number of roots of an anchor, within what is shown of its document."""
+    def _place_anchor(self, number: int, begin: int) -> tuple[int, int]:
+        """First root and number of roots of a document's own name, within what is shown of it."""
+        start, length = self.encoded.anchors[number]
         shown = self._length(number)
-        start = start if start < shown else 0  # a name longer than the sequence
+        if start >= shown:  # a name longer than the sequence
+            start = 0
         return begin + start, min(length, shown - start)
 
-    def _choose(self, numbers: Sequence[int], begins: Sequence[int], draw: random.Random) -> list[_Leaf]:
-        """Leaves of own names first, as packing made room for them, then of definitions while there is room."""
-        own, inner = [], []
-        for segment, (number, begin) in enumerate(zip(numbers, begins, strict=True), 1):
-            pairs: set[frozenset[int]] = set()  # of this document's leaves
-            for entity, start, length in self.encoded.anchors[number]:
-                place = (segment, *self._placed(number, begin, start, length))
-                if entity == number:
-                    own.append((entity, place, self._own[number], pairs))
-                elif entity in self._leaves_of and start < self._length(number):
-                    inner.append((entity, place, self._leaves_of[entity], pairs))
-        draw.shuffle(own)
-        draw.shuffle(inner)
-        leaves: list[_Leaf] = []
-        for anchor in (*own, *inner):
-            if len(leaves) < self.leaves:
-                leaves += self._of_anchor(*anchor, draw)
-        return leaves[: self.leaves]
-
-    def _of_anchor(self, head: int, place: tuple, triples: list, pairs: set, draw: random.Random) -> list[_Leaf]:
-        """True leaves of one anchor, then wrong ones for some of the same relations."""
-        positives, true, wrong = self.anchor.positive, [], []
-        tried = draw.sample(triples, min(len(triples), positives + 4))  # some pairs are in the document already
-        for relation, tail in tried:
-            if len(true) < positives and frozenset((head, tail)) not in pairs:
-                pairs.add(frozenset((head, tail)))
-                true.append(_Leaf(*place, head, relation, tail, True))
-        for _ in range(self.anchor.negatives if true else 0):
-            leaf = draw.choice(true)
-            kind = self.sampler.hard if draw.random() < 0.5 else self.sampler.type_consistent
-            tail = kind(draw, head, leaf.relation, leaf.tail)
+    def _draw_leaves(self, number: int, segment: int, begin: int, draw: random.Random) -> list[Leaf]:
+        """True leaves of one document, no two with one tail, then wrong ones for some of the same relations."""
+        place, true, wrong = self._place_anchor(number, begin), {}, []
+        for relation, tail in draw.sample(self._own[number], len(self._own[number])):
+            if len(true) < self.anchor.positive and tail not in true:
+                true[tail] = Leaf(segment, *place, number, relation, tail, True)
+        for _ in range(self.anchor.negatives):
+            leaf = draw.choice([*true.values()])
+            kind = draw.choice([self.sampler.hard, self.sampler.type_consistent])
+            tail = kind(draw, number, leaf.relation, leaf.tail)
             if tail is not None:
                 wrong.append(leaf._replace(tail=tail, true=False))
-        return true + wrong
+        return [*true.values(), *wrong]
 
-    def _leaf_fields(self, leaves: list[_Leaf], draw: random.Random) -> dict[str, np.ndarray]:
-        padding = [_Leaf(*[0] * len(_Leaf._fields))] * (self.leaves - len(leaves))
+    def _leaf_fields(self, leaves: list[Leaf], draw: random.Random) -> dict[str, np.ndarray]:
+        padding = [Leaf(*[0] * len(Leaf._fields))] * (self.leaves - len(leaves))
         columns = np.array([*leaves, *padding], np.int64).T
         segment_G, start_G, length_G, head_G, relation_G, tail_G, true_G = columns
-        fields = dict(leaf_segments=segment_G, head_start=start_G, head_length=length_G, relation_ids=relation_G)
         true = np.flatnonzero(true_G)
         count = int(len(true) * self.mnm.mask_prob + draw.random())
         masked = true[sorted(draw.sample(range(len(true)), min(count, len(true))))]
-        shown_GL = np.where(segment_G[:, None] > 0, self.encoded.leaf_ids_EL[tail_G], PAD)
-        labels_GL = np.full_like(shown_GL, IGNORED)
-        labels_GL[masked] = np.where(shown_GL[masked] == PAD, IGNORED, shown_GL[masked])
-        shown_GL[masked] = MASK
+        leaf_ids_GL = np.where(segment_G[:, None] > 0, self.encoded.leaf_ids_EL[tail_G], PAD)
+        labels_GL = np.full_like(leaf_ids_GL, IGNORED)
+        labels_GL[masked] = np.where(leaf_ids_GL[masked] == PAD, IGNORED, leaf_ids_GL[masked])
+        leaf_ids_GL[masked] = MASK
         truth_G = np.where(segment_G > 0, true_G, IGNORED).astype(np.float32)
         truth_G[masked] = IGNORED
-        fields |= {"leaf_ids": shown_GL, "mnm_labels": labels_GL, "triple_labels": truth_G}
-        if not self.configuration.reads_names:
-            return fields
+        fields = {
+            "leaf_ids": leaf_ids_GL,
+            "leaf_segments": segment_G,
+            "relation_ids": relation_G,
+            "head_start": start_G,
+            "head_length": length_G,
+            "mnm_labels": labels_GL,
+            "triple_labels": truth_G,
+        }
         for end, numbers_G in (("head", head_G), ("tail", tail_G)):
             fields[f"{end}_entities"] = np.where(true_G, numbers_G, -1)
             fields[f"{end}_text_ids"] = np.where(true_G[:, None], self.encoded.text_ids_EC[numbers_G], PAD)
-        return fields | self._wrong_tails(leaves, masked, draw)
-
-    def _wrong_tails(self, leaves: list[_Leaf], masked: np.ndarray, draw: random.Random) -> dict[str, np.ndarray]:
-        """negative_text_ids [G, U, C] of the masked leaves; no field where U is 0."""
         kinds = [self.sampler.type_consistent] * self.mnm.type_consistent_negatives
         kinds += [self.sampler.hard] * self.mnm.hard_negatives
-        texts = np.full((self.leaves, len(kinds), self.encoded.text_ids_EC.shape[1]), PAD, np.int64)
-        for place in masked.tolist():
-            for column, kind in enumerate(kinds):
-                tail = kind(draw, leaves[place].head, leaves[place].relation, leaves[place].tail)
-                if tail is not None:
-                    texts[place, column] = self.encoded.text_ids_EC[tail]
-        return {"negative_text_ids": texts} if kinds else {}
+        if kinds:
+            wrong_GUC = np.full((self.leaves, len(kinds), self.encoded.text_ids_EC.shape[1]), PAD, np.int64)
+            for place in masked.tolist():
+                for column, kind in enumerate(kinds):
+                    leaf = leaves[place]
+                    tail = kind(draw, leaf.head, leaf.relation, leaf.tail)
+                    if tail is not None:
+                        wrong_GUC[place, column] = self.encoded.text_ids_EC[tail]
+            fields["negative_text_ids"] = wrong_GUC
+        return fields
 
-    def _numbered(self, triples: Iterable[tuple[str, str, str]]) -> list[tuple[int, int, int]]:
+    def _number(self, triples: Iterable[tuple[str, str, str]]) -> list[tuple[int, int, int]]:
         """Triples in numbers, sorted, none twice."""
         number = self.encoded.number
         return sorted({(number[head], self.relations.id(relation), number[tail]) for head, relation, tail in triples})
 
     def collate(self, examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
         """A batch, with known_BGX [B, G, B G]: in-batch tail x is also true for this leaf's head and relation."""
-        batch = stacked(examples)
-        if "tail_entities" in batch:
-            ends = [batch[name].flatten().numpy() for name in ("head_entities", "relation_ids", "tail_entities")]
-            pairs = zip(*(end.tolist() for end in ends[:2]), strict=True)
-            known_XX = np.stack([np.isin(ends[2], [*self.known.get(pair, ())]) for pair in pairs])
-            np.fill_diagonal(known_XX, False)
-            batch["known_BGX"] = torch.from_numpy(known_XX).view(*batch["tail_entities"].shape, -1)
+        batch = stack(examples)
+        heads, relations = batch["head_entities"].flatten().tolist(), batch["relation_ids"].flatten().tolist()
+        tails_X = batch["tail_entities"].flatten().numpy()
+        known = [np.isin(tails_X, [*self.known.get(pair, ())]) for pair in zip(heads, relations, strict=True)]
+        known_XX = np.stack(known)
+        np.fill_diagonal(known_XX, False)
+        batch["known_BGX"] = torch.from_numpy(known_XX).view(*batch["tail_entities"].shape, -1)
         return batch
 
 
-def stacked(examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+def stack(examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
     """Each field of the examples with a batch axis before its own."""
     return {name: torch.from_numpy(np.stack([example[name] for example in examples])) for name in examples[0]}
 
@@ -478,7 +450,7 @@ def curriculum(
     examples_per_step: sequences of an optimizer step, accumulation and all devices counted.
     """
     begins, lengths = zip(*stages, strict=True)
-    phases = zip(lengths, phase_steps(begins, steps), strict=True)
-    return ConcatDataset(
-        [Subset(chains.with_roots(roots), range(count * examples_per_step)) for roots, count in phases]
-    )
+    phases = []
+    for roots, count in zip(lengths, phase_steps(begins, steps), strict=True):
+        phases.append(Subset(chains.with_roots(roots), range(count * examples_per_step)))
+    return ConcatDataset(phases)

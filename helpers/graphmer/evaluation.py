@@ -28,27 +28,31 @@ Scorer = Callable[[str, str, list[str]], np.ndarray]  # head, relation, candidat
 def draw_triples(corpus: Corpus, most: int) -> list[Triple]:
     """Test triples whose tail is asked for, the same for every method; 0 takes all."""
     test = list(corpus.splits.test)
-    return test if not most or most >= len(test) else sorted(random.Random(0).sample(test, most))
+    if not most or most >= len(test):
+        return test
+    return sorted(random.Random(0).sample(test, most))
 
 
 def rank_tails(scorer: Scorer, corpus: Corpus, triples: Sequence[Triple]) -> np.ndarray:
-    """[Q] of the right tail among all entities that the relation admits. Raises ValueError for scores that are NaN."""
-    known: dict[tuple[str, str], set[str]] = defaultdict(set)
+    """Reciprocal ranks [Q] of the right tail among all entities that the relation admits. Raises ValueError for scores that are NaN."""
+    right: dict[tuple[str, str], set[str]] = defaultdict(set)
     tails: dict[str, set[str]] = defaultdict(set)
     for head, relation, tail in corpus.graph.resolved():
-        known[head, relation].add(tail)
+        right[head, relation].add(tail)
         tails[relation].add(tail)
-    candidates = {name: _admitted(corpus, name, tails[name]) for name in {triple.relation for triple in triples}}
-    found = []
+    candidates = {}
+    for relation in {triple.relation for triple in triples}:
+        candidates[relation] = _admitted(corpus, relation, tails[relation])
+    ranks = []
     for head, relation, tail in triples:
         names = candidates[relation]
         scores_X = np.array(scorer(head, relation, names), np.float64)
         if np.isnan(scores_X).any():
             raise ValueError(f"scores of {relation} are NaN, which has no rank; look at the model")
-        others = known[head, relation] - {tail}
+        others = right[head, relation] - {tail}
         scores_X[[name in others for name in names]] = -np.inf
-        found.append(reciprocal_rank(scores_X, names.index(tail)))
-    return np.array(found)
+        ranks.append(reciprocal_rank(scores_X, names.index(tail)))
+    return np.array(ranks)
 
 
 def _admitted(corpus: Corpus, relation: str, tails: set[str]) -> list[str]:
@@ -63,12 +67,12 @@ class Words:
     """BM25 of the candidates' names with the head's source as the question: what costs nothing."""
 
     def __init__(self, corpus: Corpus):
-        self._text, self._indices = corpus.documents.text, {}
+        self._documents, self._indices = corpus.documents, {}
 
     def __call__(self, head: str, relation: str, names: list[str]) -> np.ndarray:
         if relation not in self._indices:
             self._indices[relation] = index_texts([shown_name(name) for name in names])
-        return self._indices[relation].scores(words(self._text(head)))
+        return self._indices[relation].scores(words(self._documents.text(head)))
 
 
 class Encoder:

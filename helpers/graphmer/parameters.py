@@ -13,9 +13,30 @@ from helpers.parameters import NO_NETWORK, SAMPLE, UPLOAD, Parameters, Source, p
 from .configuration import PROFILES, Configuration, override, read_configuration
 
 AUTO = "auto"
-SMALL_GPU = 10 * 2**30  # bytes; below it the profile for 8 GB
+PROFILE = "rtx3050"  # what "auto" begins with
 SEARCH, ENCODER = "Search", "Encoder"
-FOR_ANY_MACHINE = {"hardware.device": "auto", "hardware.tpu_cores": 0, "run.mixed_precision": AUTO}
+ON_A_CPU = {  # what a core trains in minutes: a small model, many triples
+    "run.max_steps": 400,
+    "run.log_interval": 20,
+    "run.eval_interval_steps": 200,
+    "run.save_interval_steps": 200,
+    "run.gradient_accumulation_steps": 1,
+    "model.hidden_size": 128,
+    "model.num_layers": 3,
+    "model.num_heads": 4,
+    "model.intermediate_size": 256,
+    "model.embedding_size": 128,
+    "model.dropout": 0.0,
+    "optimizer.lr": 1.5e-3,  # a small model bears more
+    "optimizer.scheduler.warmup_steps": 40,
+    "training_data.max_seq_len": 136,  # 96 roots and 10 leaves of 4 slots
+    "training_data.micro_batch_size": 24,
+    "training_data.short_to_long_curriculum.enabled": False,
+    "encoding.vocab_size": 6000,
+    "encoding.max_leaves_per_sequence": 10,
+    "checkpointing.activation_checkpointing": False,
+    "evaluation.max_triples": 200,
+}
 
 
 class GraphParameters(Parameters):
@@ -45,10 +66,10 @@ class GraphParameters(Parameters):
         f"{NO_NETWORK}",
         group=SEARCH,
     )
-    search_steps: int = parameter(0, "Optimizer steps in which the search is tuned; 0 takes 120.", group=SEARCH, low=0)
+    search_steps: int = parameter(0, "Optimizer steps in which the search is tuned; 0 = 120.", group=SEARCH, low=0)
     config: str = parameter(
         AUTO,
-        "Configuration of the encoder: a YAML file or the name of a profile; 'auto' takes the profile for this machine.",
+        "Configuration of the encoder: a YAML file or the name of a profile; 'auto' takes the profile `rtx3050`, and a small model on a CPU.",
         group=ENCODER,
         suggestions=(AUTO, *PROFILES),
     )
@@ -60,58 +81,70 @@ class GraphParameters(Parameters):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Any:
-        if self.data_source not in (SAMPLE, UPLOAD) and source_path("data_source", self.data_source) is None:
+        path = source_path("data_source", self.data_source)
+        if self.data_source not in (SAMPLE, UPLOAD) and (path is None or not path.is_dir()):
             raise ValueError(
                 f"data_source={self.data_source!r}: must be a folder of sources, or {SAMPLE!r} "
                 "(the installed Python's standard library)"
             )
-        override(read_configuration("cpu" if self.config == AUTO else self.config), changed(self.changes))
+        override(self._read("cpu", 1), parse_changes(self.changes))
         return self
 
     def configuration(self, machine: Runtime) -> Configuration:
-        """The encoder's configuration: the file or the machine's profile, then `changes`, then the common parameters.
+        """The encoder's configuration: the file, the profile or what "auto" takes for a machine, then `changes`, then the common
+        parameters.
 
         Raises ValueError: a value, or a combination, that cannot be.
         """
-        found = read_configuration(profile(machine) if self.config == AUTO else self.config)
-        if self.config == AUTO:  # the machine is what it is, whatever the profile was written for
-            found = override(found, FOR_ANY_MACHINE)
-        found = override(found, changed(self.changes))
-        values = {"run.max_steps": self.max_steps, "optimizer.lr": self.learning_rate}
-        values = {"run.seed": self.seed} | {key: value for key, value in values.items() if value}
+        configuration = override(self._read(machine.family, machine.device_count), parse_changes(self.changes))
+        values = {"run.seed": self.seed}
+        if self.max_steps:
+            values["run.max_steps"] = self.max_steps
+        if self.learning_rate:
+            values["optimizer.lr"] = self.learning_rate
         if self.precision != AUTO:
             values["run.mixed_precision"] = self.precision
         if self.batch_size:
-            parts = found.run.gradient_accumulation_steps * machine.device_count
+            parts = configuration.run.gradient_accumulation_steps * machine.device_count
             if self.batch_size % parts:
                 raise ValueError(
                     f"batch_size={self.batch_size}: must be a multiple of {parts} (gradient_accumulation_steps x devices); "
                     "give one, or 0 for the configuration's"
                 )
             values["training_data.micro_batch_size"] = self.batch_size // parts
-        return override(found, values)
+        return override(configuration, values)
+
+    def _read(self, family: str, devices: int) -> Configuration:
+        if self.config != AUTO:
+            return read_configuration(self.config)
+        configuration = read_configuration(PROFILE)
+        if family == "cpu":
+            return override(configuration, ON_A_CPU)
+        micro_batch = configuration.training_data.micro_batch_size
+        accumulation = configuration.run.gradient_accumulation_steps
+        values = {
+            "training_data.micro_batch_size": max(1, min(micro_batch, micro_batch * accumulation // devices)),
+            "run.gradient_accumulation_steps": max(1, accumulation // devices),
+            "checkpointing.activation_checkpointing": family != "xla",
+        }
+        return override(configuration, values)
 
 
 def in_precision(machine: Runtime, configuration: Configuration) -> Runtime:
     """The machine with `run.mixed_precision`. Raises ValueError: a precision that it cannot train in."""
     wanted = configuration.run.mixed_precision
-    chosen = choose_precision(machine.kind, machine.device_name, machine.compute_capability, wanted)
-    return dataclasses.replace(machine, precision=chosen[0], precision_reason=chosen[1])
+    precision, reason = choose_precision(machine.kind, machine.device_name, machine.compute_capability, wanted)
+    return dataclasses.replace(machine, precision=precision, precision_reason=reason)
 
 
-def profile(machine: Runtime) -> str:
-    """The profile for a machine."""
-    if machine.family in ("cpu", "xla"):
-        return {"cpu": "cpu", "xla": "tpu_v5e_8"}[machine.family]
-    if machine.memory and machine.memory < SMALL_GPU:
-        return "rtx3050"
-    return "a100" if machine.compute_capability and machine.compute_capability >= (8, 0) else "t4"
-
-
-def changed(text: str) -> dict[str, str]:
+def parse_changes(text: str) -> dict[str, str]:
     """`"a.b=1; c=2"` as {"a.b": "1", "c": "2"}. Raises ValueError: a part without `=`, a key twice."""
-    parts = [part.partition("=") for part in text.split(";") if part.strip()]
-    found = {key.strip(): value.strip() for key, _, value in parts}
-    if len(found) < len(parts) or not all(key.strip() and equals for key, equals, _ in parts):
-        raise ValueError(f"changes={text!r}: must be key=value, each key once, such as model.num_layers=6; run.seed=1")
-    return found
+    changes = {}
+    for part in filter(str.strip, text.split(";")):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not key or not equals or key in changes:
+            raise ValueError(
+                f"changes={text!r}: must be key=value, each key once, such as model.num_layers=6; run.seed=1"
+            )
+        changes[key] = value
+    return changes

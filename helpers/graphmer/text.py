@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import importlib.util
 import re
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +28,6 @@ SPECIAL_TOKENS = ("[PAD]", "[MASK]", "[SEP]")
 PAD, MASK, SEP = range(3)  # their ids
 LONGEST_TOKEN = 20  # bytes; rulers of dashes would else be entries of their own
 NAMES_ONLY = frozenset({"parameter", "variable", "field"})  # their lines are part of what they belong to
-ANNOTATED = 3  # lines in which the name of a definition is looked for: in Java annotations stand before it
 
 # A newline · the indentation of a line · a word of an identifier with the underscores before it: `HTTPServer2` is HTTP, Server, 2 and
 # `__read_only` is __read, _only · underscores at the end · anything else. ` name` and `.name` hold the same token.
@@ -73,47 +70,18 @@ class Documents:
         self.graph = graph
         self.sources = {file["module"]: _text(folder / file["path"], file) for file in graph.manifest["files"]}
         self._lines = {module: text.split("\n") for module, text in self.sources.items()}
-        self._inside: dict[str, list[tuple[int, int, str]]] = defaultdict(list)  # of a module: line, end_line, entity
-        self._defined: set[str] = set()  # whose documents are more than a name
-        for entity in graph.entities.values():
-            if entity.line and entity.status == DEFINED and entity.module in self.sources:
-                self._inside[entity.module].append((entity.line, entity.end_line, entity.id))
-                if entity.type not in NAMES_ONLY:
-                    self._defined.add(entity.id)
-        for found in self._inside.values():
-            found.sort()
 
     def text(self, entity_id: str) -> str:
         """The qualified name, a newline and the source lines, dedented; only the name where there are none."""
-        if entity_id not in self._defined:
-            return shown_name(entity_id)
         entity = self.graph.entities[entity_id]
+        has_lines = entity.line and entity.status == DEFINED and entity.module in self.sources
+        if not has_lines or entity.type in NAMES_ONLY:
+            return shown_name(entity_id)
         source = "\n".join(self._lines[entity.module][entity.line - 1 : max(entity.line, entity.end_line)])
-        if indentation := len(source) - len(source.lstrip(" \t")):
+        indentation = len(source) - len(source.lstrip(" \t"))
+        if indentation:
             source = re.sub(rf"(?m)^[ \t]{{1,{indentation}}}", "", source)
         return f"{shown_name(entity_id)}\n{source}"
-
-    def anchors(self, entity_id: str, text: str) -> list[tuple[str, int, int]]:
-        """(entity, first character, end) where `text`, the document or its beginning, names a definition that it shows."""
-        own, found = self.graph.entities[entity_id], []
-        if entity_id not in self._defined:
-            return found
-        starts = [match.end() for match in re.finditer("\n", text)]
-        inside, taken = self._inside[own.module], set()
-        for line, end_line, inner in inside[bisect.bisect_left(inside, (own.line,)) :]:
-            first = line - own.line
-            if first >= len(starts):
-                break
-            if end_line > own.end_line or inner == entity_id or entity_id.startswith(inner):
-                continue
-            end = [*starts, len(text)][min(first + (1 if end_line == line else ANNOTATED), len(starts))]
-            name = re.escape(self.graph.entities[inner].name)
-            matches = re.compile(rf"\b{name}\b").finditer(text, starts[first], end)
-            match = next((match for match in matches if match.start() not in taken), None)
-            if match:
-                taken.add(match.start())
-                found.append((inner, *match.span()))
-        return found
 
 
 def _text(path: Path, file: dict) -> str:

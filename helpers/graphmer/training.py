@@ -1,6 +1,6 @@
 """The encoder's run: graph to sequences, model, plan, and transformers' trainer with every term of the loss in the logs.
 
-corpus = load_corpus(graph, documents, data_source, configuration)
+corpus = load_corpus(graph, data_source, configuration)
 model = new_model(configuration, corpus)
 trainer = new_trainer(model, corpus, configuration, make_plan(configuration, model, corpus, machine), machine, folder)
 trainer.train()
@@ -20,13 +20,7 @@ from helpers.plan.settings import Plan
 from helpers.train.arguments import training_arguments
 from helpers.train.trainer import TrainerMixin
 
-from .chains import (
-    HEAD_TOKENS,
-    EncodedDocuments,
-    LeafyChains,
-    Relations,
-    curriculum,
-)
+from .chains import HEAD_TOKENS, EncodedDocuments, LeafyChains, Relations, curriculum
 from .configuration import Configuration
 from .encoder import GraphMERForPreTraining
 from .graph.knowledge_graph import KnowledgeGraph, read_ontology
@@ -52,26 +46,19 @@ def load_corpus(graph: KnowledgeGraph, data_source: str, configuration: Configur
 
     Raises what the splits and `Documents` do.
     """
-    encoding, seed = configuration.encoding, configuration.run.seed
-    splits = split_by_module(graph, seed=seed, held_out=configuration.evaluation.held_out)
+    encoding, longest = configuration.encoding, configuration.roots(configuration.training_data.max_seq_len)
+    splits = split_by_module(graph, seed=configuration.run.seed, held_out=configuration.evaluation.held_out)
     documents = Documents(graph, data_source)
     heads = {triple.head for triple in splits.train}
     modules = {graph.entities[head].module for head in heads}
-    texts = (*(text for module, text in documents.sources.items() if module in modules), *sorted(heads))
-    tokenizer = train_tokenizer(texts, encoding.vocab_size)
-    longest = configuration.roots(configuration.training_data.max_seq_len)
+    texts = [text for module, text in documents.sources.items() if module in modules]
+    tokenizer = train_tokenizer([*texts, *sorted(heads)], encoding.vocab_size)
     sizes = {"leaf_tokens": encoding.leaf_tokens, "entity_tokens": encoding.entity_tokens}
     encoded, relations = EncodedDocuments(documents, tokenizer, roots=longest, **sizes), Relations(read_ontology())
     known = (*splits.train, *splits.validation, *splits.test)  # as wrong tails, true ones would be taught to be false
-    train, validation = (LeafyChains(part, encoded, relations, configuration, known=known) for part in splits[:2])
-    return Corpus(
-        graph=graph,
-        splits=splits,
-        documents=documents,
-        tokenizer=tokenizer,
-        train=train,
-        validation=validation,
-    )
+    train = LeafyChains(splits.train, encoded, relations, configuration, known=known)
+    validation = LeafyChains(splits.validation, encoded, relations, configuration, known=known)
+    return Corpus(graph, splits, documents, tokenizer, train, validation)
 
 
 def new_model(configuration: Configuration, corpus: Corpus) -> GraphMERForPreTraining:
@@ -87,16 +74,21 @@ def make_plan(configuration: Configuration, model: GraphMERForPreTraining, corpu
 
     Raises ValueError: the configuration asks for another device, or for chips that are not there.
     """
+    run, hardware = configuration.run, configuration.hardware
+    families = {"auto": machine.family, "tpu": "xla"}
+    if families.get(hardware.device, hardware.device) != machine.family:
+        raise ValueError(
+            f"hardware.device={hardware.device!r}: this run is on {machine.device_name} ({machine.kind}); "
+            "choose that runtime, or give 'auto'"
+        )
     recipe = run_recipe(configuration, len(corpus.train), machine.device_count)
-    wanted = configuration.hardware.device
-    kind = {"auto": machine.family, "tpu": "xla"}.get(wanted, wanted)
-    if kind != machine.family:
-        remedy = "choose that runtime, or give 'auto'"
-        raise ValueError(f"hardware.device={wanted!r}: this run is on {machine.device_name} ({machine.kind}); {remedy}")
     plan = planner.plan(recipe, workload(configuration, model), machine)
-    own = {"dataloader_workers": workers} if (workers := configuration.hardware.num_workers) else {}
-    own |= {"optimizer": "adafactor"} if configuration.optimizer.name == "adafactor" else {}
-    return dataclasses.replace(plan, **own, reasons=plan.reasons | dict.fromkeys(own, "the configuration's"))
+    steps = "run.max_steps" if run.max_steps else f"{run.epochs} epochs of {len(corpus.train):,} sequences"
+    reasons = {"max_steps": steps, "gradient_checkpointing": "checkpointing.activation_checkpointing"}
+    if hardware.num_workers:
+        plan = dataclasses.replace(plan, dataloader_workers=hardware.num_workers)
+        reasons["dataloader_workers"] = "hardware.num_workers"
+    return dataclasses.replace(plan, reasons=plan.reasons | reasons)
 
 
 class GraphTrainer(TrainerMixin, Trainer):
@@ -104,9 +96,15 @@ class GraphTrainer(TrainerMixin, Trainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        self._sums: dict[str, torch.Tensor] = {}
+        self._reset_sums()
+
+    def _reset_sums(self) -> None:
         self._sums = {name: torch.zeros((), device=self.model.device) for name in self.model.config.weights()}
         self._batches = 0
-        self._flush()
+        if self.runtime.kind == "xla":
+            # XLA would take zeros that are not yet written for constants, and compile another step.
+            xla.sync()
 
     def _get_train_sampler(self, *args, **kwargs):
         return SequentialSampler(self.train_dataset)  # the order is drawn already, and lengths must not mix
@@ -120,21 +118,13 @@ class GraphTrainer(TrainerMixin, Trainer):
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
     def log(self, logs: dict, start_time: float | None = None) -> None:
-        super().log(logs | self._terms() if "loss" in logs else logs, start_time)
-
-    def _terms(self) -> dict[str, float]:
-        """Mean of each term over the batches of all processes since the last log."""
-        everywhere = ranks.gather({name: float(total) / max(1, self._batches) for name, total in self._sums.items()})
-        terms = {name: round(sum(each[name] for each in everywhere) / len(everywhere), 6) for name in self._sums}
-        self._sums = {name: torch.zeros_like(total) for name, total in self._sums.items()}
-        self._batches = 0
-        self._flush()
-        return terms
-
-    def _flush(self) -> None:
-        """Writes new sums to the device. XLA would take zeros that are not yet written for constants, and compile another step."""
-        if self.runtime.kind == "xla":
-            xla.sync()
+        if "loss" in logs:  # with the mean of each term over the batches of all processes since the last log
+            means = {name: float(total) / max(1, self._batches) for name, total in self._sums.items()}
+            everywhere = ranks.gather(means)
+            terms = {name: round(sum(rank[name] for rank in everywhere) / len(everywhere), 6) for name in means}
+            logs = logs | terms
+            self._reset_sums()
+        super().log(logs, start_time)
 
 
 def new_trainer(
@@ -177,13 +167,13 @@ def new_trainer(
         adam_epsilon=optimizer.eps,
     )
     stages = [(begin, configuration.roots(length)) for begin, length in configuration.stages()]
-    sequences = curriculum(corpus.train, stages, steps=plan.max_steps, examples_per_step=plan.batch_size)
-    whole = len(corpus.validation) // (batch * plan.device_count) * batch * plan.device_count
+    together = batch * plan.device_count
+    whole_batches = range(len(corpus.validation) // together * together)  # a short one has fewer wrong tails
     trainer = GraphTrainer(
         model=model,
         args=arguments,
-        train_dataset=sequences,
-        eval_dataset=Subset(corpus.validation, range(whole)),  # whole batches: a short one has fewer wrong tails
+        train_dataset=curriculum(corpus.train, stages, steps=plan.max_steps, examples_per_step=plan.batch_size),
+        eval_dataset=Subset(corpus.validation, whole_batches),
         data_collator=corpus.train.collate,
         plan=plan,
         runtime=runtime,

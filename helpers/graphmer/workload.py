@@ -13,19 +13,24 @@ from .parameters import AUTO, GraphParameters
 NOTEBOOK = "graphmer_se"
 SEQUENCES = 15_000  # of the sample, Python's standard library, at 512 tokens
 RELATIONS = 30  # of the ontology, inverse ones counted
-# B batch · S roots · G leaves · L leaf tokens · M masked roots · U negatives · C tokens of an entity's text · X = B G
-FIELDS = (
-    ("BS", "root_ids root_segments root_positions"),
-    ("BGL", "leaf_ids mnm_labels"),
-    ("BG", "leaf_segments relation_ids head_start head_length triple_labels"),
-    ("BM", "mlm_positions mlm_labels"),
-)
-OF_NAMES = (
-    ("BGC", "head_text_ids tail_text_ids"),
-    ("BG", "head_entities tail_entities"),
-    ("BGUC", "negative_text_ids"),
-    ("BGX", "known_BGX"),
-)
+# Fields of an `encoder.LeafyBatch` by their axes.
+FIELDS = {
+    "BS": ("root_ids", "root_segments", "root_positions"),
+    "BGL": ("leaf_ids", "mnm_labels"),
+    "BG": (
+        "leaf_segments",
+        "relation_ids",
+        "head_start",
+        "head_length",
+        "triple_labels",
+        "head_entities",
+        "tail_entities",
+    ),
+    "BM": ("mlm_positions", "mlm_labels"),
+    "BGC": ("head_text_ids", "tail_text_ids"),
+    "BGUC": ("negative_text_ids",),
+    "BGX": ("known_BGX",),
+}
 
 
 def workload(configuration: Configuration, model) -> Workload:
@@ -38,24 +43,21 @@ def workload(configuration: Configuration, model) -> Workload:
 
     def batch(examples: int, length: int) -> dict[str, Any]:
         roots, leaves = configuration.roots(length), encoding.max_leaves_per_sequence
-        sizes = dict(
-            B=examples, S=roots, G=leaves, L=encoding.leaf_tokens, C=encoding.entity_tokens, X=examples * leaves
-        )
+        sizes = {"B": examples, "S": roots, "G": leaves, "X": examples * leaves}
+        sizes |= {"L": encoding.leaf_tokens, "C": encoding.entity_tokens}
         sizes["M"] = mask_slots(roots, objectives.mlm.mask_prob)
         sizes["U"] = objectives.mnm.type_consistent_negatives + objectives.mnm.hard_negatives
-        fields = {
-            name: torch.ones([sizes[axis] for axis in axes], dtype=torch.long)
-            for axes, names in (*FIELDS, *(OF_NAMES if configuration.reads_names else ()))
-            for name in names.split()
-        }
+        fields = {}
+        for axes, names in FIELDS.items():
+            shape = [sizes[axis] for axis in axes]
+            fields |= {name: torch.ones(shape, dtype=torch.long) for name in names if 0 not in shape}
         fields["root_positions"] = torch.arange(roots).expand(examples, roots).contiguous()
         fields["triple_labels"] = fields["triple_labels"].float()
-        if configuration.reads_names:
-            fields["known_BGX"] = fields["known_BGX"] > 1
-        return {name: field for name, field in fields.items() if field.numel()}
+        fields["known_BGX"] = fields["known_BGX"] > 1
+        return fields
 
-    def loss(model, inputs):
-        return model(**inputs).loss
+    def loss(model, fields):
+        return model(**fields).loss
 
     return Workload(
         notebook=NOTEBOOK,
@@ -64,7 +66,6 @@ def workload(configuration: Configuration, model) -> Workload:
         batch=batch,
         loss=loss,
         length=configuration.training_data.max_seq_len,
-        optimizer=configuration.optimizer.name,
     )
 
 
@@ -80,7 +81,7 @@ def run_recipe(configuration: Configuration, sequences: int, devices: int) -> Re
         sequence_length=configuration.training_data.max_seq_len,
         warmup_fraction=min(optimizer.scheduler.warmup_steps, steps) / steps,
         weight_decay=optimizer.weight_decay,
-        tpu_batch_factor=1,  # the profile for a TPU says its own
+        tpu_batch_factor=1,  # what "auto" takes for a TPU has its own
         tpu_learning_rate_factor=1.0,
         micro_batch_size=configuration.training_data.micro_batch_size,
         gradient_checkpointing=configuration.checkpointing.activation_checkpointing,
@@ -90,7 +91,7 @@ def run_recipe(configuration: Configuration, sequences: int, devices: int) -> Re
 def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
     """Recipe and training step of a run, for the planner; its model is on the device "meta" and takes no memory.
 
-    asked: `model` is a configuration ("": the machine's profile), `examples` are sequences (0: the sample's).
+    asked: `model` is a configuration ("": what "auto" takes for the machine), `examples` are sequences (0: the sample's).
     """
     params = GraphParameters.defaults().model_copy(update={"config": asked.model or AUTO})
     configuration = params.configuration(machine)

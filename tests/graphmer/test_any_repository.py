@@ -8,7 +8,7 @@ import torch
 from helpers.graphmer.configuration import read_configuration
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.sources import MOST_BYTES
-from helpers.graphmer.parameters import profile
+from helpers.graphmer.parameters import GraphParameters
 from helpers.graphmer.training import Corpus, load_corpus, new_model
 from helpers.graphmer.workload import planned
 from helpers.plan.machines import machine, runtime_of
@@ -26,7 +26,7 @@ def corpus_of(folder: Path, configuration) -> Corpus:
 def test_too_little_source_says_how_little(tmp_path):
     (tmp_path / "a.py").write_text("def f(): pass\n")
     with pytest.raises(ValueError, match="1 triples, too few to hold some out by package or module or definition"):
-        corpus_of(tmp_path, read_configuration("cpu"))
+        corpus_of(tmp_path, read_configuration("rtx3050"))
 
 
 def test_sources_of_which_none_can_be_read_say_why(tmp_path):
@@ -38,19 +38,15 @@ def test_sources_of_which_none_can_be_read_say_why(tmp_path):
         load_graph(tmp_path)
 
 
-ON = {"cpu": "CPU", "t4": "T4", "rtx3050": "RTX 3050", "a100": "A100 40GB", "tpu_v5e_8": "v5e-8"}
-
-
-@pytest.mark.parametrize("name", ON)
-def test_the_planner_counts_the_job_that_a_profile_asks_for(name, tmp_path):
+@pytest.mark.parametrize(("name", "batch", "micro_batch"), [("CPU", 24, 24), ("RTX 3050", 32, 16), ("v5e-8", 32, 4)])
+def test_the_planner_counts_the_job_that_a_machine_gets(name, batch, micro_batch, tmp_path):
     """Batch, lengths and every tensor of it, and the model: those of the planner are those that a run on these sources has."""
-    here = runtime_of(machine(ON[name]))
-    recipe, step = planned(Asked(model=name), here)
-    written = read_configuration(name)
-    assert profile(here) == name
-    assert recipe.batch_size == written.batch_size(here.device_count)
-    assert recipe.micro_batch_size == written.training_data.micro_batch_size
-    assert recipe.gradient_checkpointing == written.checkpointing.activation_checkpointing
+    here = runtime_of(machine(name))
+    recipe, step = planned(Asked(), here)
+    written = GraphParameters.defaults().configuration(here)
+    assert recipe.batch_size == written.batch_size(here.device_count) == batch
+    assert recipe.micro_batch_size == written.training_data.micro_batch_size == micro_batch
+    assert recipe.gradient_checkpointing == (name == "RTX 3050")
     assert step.length == recipe.sequence_length == written.stages()[-1][1]
     corpus = corpus_of(library(tmp_path / "library"), written)
     for _, length in written.stages():

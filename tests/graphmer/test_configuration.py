@@ -1,12 +1,12 @@
-"""The YAML of a run: what is wrong has its line and key, and every key has an effect."""
+"""The YAML of a run: what is wrong has its key, and every key has an effect."""
 
 import pytest
 
 from helpers.graphmer import configuration
 from helpers.graphmer.chains import LeafyChains
-from helpers.graphmer.configuration import PROFILES, from_yaml, override, paths, read_configuration
+from helpers.graphmer.configuration import FIXED, PROFILES, from_yaml, override, paths, read_configuration
 from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.parameters import FOR_ANY_MACHINE, GraphParameters, profile
+from helpers.graphmer.parameters import GraphParameters
 from helpers.graphmer.training import load_corpus
 from helpers.graphmer.workload import run_recipe
 from helpers.machine.runtime import detect
@@ -16,33 +16,26 @@ from .batches import library, weight_count
 pytestmark = pytest.mark.once
 
 WRONG = {
-    "model:\n  hiden_size: 3\n": "c:2: model.hiden_size: unknown key; did you mean model.hidden_size",
-    "run: {seed: 1}\noptimizer:\n  lr: -1\n": "c:3: optimizer.lr=-1: input should be greater than 0",
-    "run:\n  epochs: x\n": "c:2: run.epochs='x': input should be a valid integer",
-    "model:\n  norm: batchnorm\n": "c:2: model.norm='batchnorm': input should be 'rmsnorm' or 'layernorm'",
-    "run: {seed: 1}\nmodel: {}\nrun: {seed: 2}\n": "c:3: not YAML: run is there twice; keep one",
-    "run:\n  seed: 1\n  seed: 2\n": "c:3: not YAML: seed is there twice",
+    "model:\n  hiden_size: 3\n": "c: model.hiden_size: unknown key; did you mean model.hidden_size",
+    "run: {seed: 1}\noptimizer:\n  lr: -1\n": "c: optimizer.lr=-1: input should be greater than 0",
+    "run:\n  epochs: x\n": "c: run.epochs='x': input should be a valid integer",
+    "model:\n  norm: layernorm\n": "c: model.norm='layernorm': input should be 'rmsnorm'",
     "model: {hidden_size: 100}\n": "model.hidden_size=100: must be a multiple of model.num_heads=12",
-    "model: {hgat: {enabled: false}}\n": "model.hgat.relation_bias=True with model.hgat.enabled=False",
-    "training_data: {max_seq_len: 100}\n": "max_seq_len=100 with 24 leaves of 4 tokens leaves no room for code",
+    "model: {hgat: {enabled: false}}\n": "model.hgat.enabled=False: input should be True",
+    "training_data: {max_seq_len: 100, short_to_long_curriculum: {enabled: false}}\n": "max_seq_len=100 with 24 leaves of 4 tokens leaves no room for code",
     "encoding: {max_leaves_per_sequence: 4}\n": "max_leaves_per_sequence=4: the leaves of one anchor need more room; give at least 8",
-    "model: [\n": "c:2: not YAML",
+    "model: [\n": "c: not YAML (",
+    "model:\n  dropout: 2\nrun:\n  epochs: 0\n": "c: run.epochs=0: input should be greater than or equal to 1\nc: model.dropout=2: ",
 }
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG.items())
-def test_what_is_wrong_is_said_with_its_line_its_key_and_its_value(text, message, tmp_path):
+def test_what_is_wrong_is_said_with_its_file_its_key_and_its_value(text, message, tmp_path):
     path = tmp_path / "c"
     path.write_text(text)
     with pytest.raises(ValueError) as caught:
         read_configuration(path)
     assert message in str(caught.value).replace(str(path), "c")
-
-
-def test_all_mistakes_are_said_at_once_by_line():
-    with pytest.raises(ValueError) as caught:
-        from_yaml("model:\n  dropout: 2\nrun:\n  epochs: 0\n")
-    assert [line.split(": ")[0] for line in str(caught.value).splitlines()] == ["configuration:2", "configuration:4"]
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -62,19 +55,15 @@ def test_the_published_profile_is_the_document_of_the_project_and_has_140_millio
 
 
 BASE = override(
-    read_configuration("published"), FOR_ANY_MACHINE | {"run.mixed_precision": "fp32", "run.max_steps": 20_000}
+    read_configuration("published"),
+    {"hardware.device": "auto", "run.mixed_precision": "fp32", "run.max_steps": 20_000},
 )
 OTHER = {  # what a key is changed to where twice its value, or the other truth, cannot be
     "run.mixed_precision": "bf16",
     "hardware.device": "cpu",
     "hardware.tpu_cores": {"hardware.tpu_cores": 8, "hardware.device": "tpu", "hardware.num_workers": 0},
     "model.dropout": 0.3,
-    "model.positional_encoding": "none",
-    "model.norm": "layernorm",
-    "model.activation": "gelu",
-    "model.hgat.enabled": {"model.hgat.enabled": False, "model.hgat.relation_bias": False},
     "model.decay_base": 0.3,
-    "optimizer.name": {"optimizer.name": "adafactor", "optimizer.betas": [0.9, 0.98]},
     "optimizer.betas": [0.8, 0.9],
     "optimizer.scheduler.name": "linear",
     "training_data.max_seq_len": {
@@ -114,7 +103,9 @@ def effects(of: configuration.Configuration) -> list:
     ]
 
 
-@pytest.mark.parametrize("path", [path for path in paths(BASE) if path not in READ_ELSEWHERE])
+@pytest.mark.parametrize(
+    "path", [path for path in paths(BASE) if path not in READ_ELSEWHERE and not path.endswith(FIXED)]
+)
 def test_every_key_changes_the_model_the_sequences_or_the_recipe(path, sequence):
     value = BASE
     for name in path.split("."):
@@ -134,7 +125,6 @@ def test_parameters_change_the_configuration_of_the_machine():
         changes="model.num_layers=2; optimizer.lr=2e-4", max_steps=7, batch_size=12, base_model="sample"
     )
     found = params.configuration(machine)
-    assert profile(machine) in PROFILES
     assert (found.model.num_layers, found.optimizer.lr, found.run.max_steps) == (2, 2e-4, 7)
     assert found.batch_size(machine.device_count) == 12
 
@@ -150,6 +140,8 @@ def test_parameters_change_the_configuration_of_the_machine():
         ({"data_source": "owner/name"}, "data_source='owner/name'"),
         ({"search_steps": -1}, "search_steps=-1"),
         ({"base_model": "./nothing"}, "base_model"),
+        ({"base_model": __file__}, "base_model=.* is a file"),
+        ({"data_source": __file__}, "data_source=.*must be a folder"),
     ],
 )
 def test_a_wrong_parameter_is_named(given, message):

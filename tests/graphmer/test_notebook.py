@@ -24,7 +24,7 @@ def tiny(alone: Path, **others) -> dict:
     if not (alone / "sources").exists():
         library(alone / "sources")
     changes = "; ".join(f"{key}={value}" for key, value in (CHANGES | others.pop("changes", {})).items())
-    found = {"data_source": str(alone / "sources"), "config": "cpu", "changes": changes, "max_steps": STEPS}
+    found = {"data_source": str(alone / "sources"), "changes": changes, "max_steps": STEPS}
     return found | {"base_model": "sample", "search_steps": 2, "question": "decode a JSON document"} | others
 
 

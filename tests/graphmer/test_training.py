@@ -53,7 +53,7 @@ def test_the_curriculum_changes_the_length_at_its_step_and_the_run_has_its_steps
     _, outcome = undisturbed("cpu")
     assert outcome["train"]["steps"] == 12
     assert outcome["shapes"] == [[8, 32]] * 6 + [[8, 48]] * 6
-    weights = override(read_configuration("cpu"), SMALL).graphmer_config(600, 30).weights()
+    weights = override(read_configuration("rtx3050"), SMALL).graphmer_config(600, 30).weights()
     for entry in outcome["terms"]:  # every term is in the logs, and their weighted sum is the loss
         assert entry["loss"] == pytest.approx(sum(weight * entry[name] for name, weight in weights.items()), rel=1e-3)
 

@@ -107,7 +107,7 @@ def graphmer(machine, folder: Path, options: dict):
         library(sources)
     changes = SMALL | {"run.max_steps": options["steps"], "model.dropout": options["dropout"]}
     changes |= dict.fromkeys(("run.eval_interval_steps", "run.save_interval_steps"), EVERY)
-    configuration = override(read_configuration("cpu"), changes)
+    configuration = override(read_configuration("rtx3050"), changes)
     corpus = load_corpus(load_graph(str(sources)), str(sources), configuration)
     model = new_model(configuration, corpus)
     for module in model.modules():
