@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.graphmer.configuration import paths, read_configuration
+
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,8 +36,11 @@ def defined(body: list[ast.stmt]) -> set[str]:
 
 
 def names_of_helpers() -> set[str]:
-    """`module.name`, `folder/module.name` and `Class.member` for all of helpers; a package has its folder's name."""
-    names = set()
+    """`module.name`, `folder/module.name` and `Class.member` for all of helpers; a package has its folder's name.
+
+    Also the keys of GraphMER's configuration.
+    """
+    names = set(paths(read_configuration("rtx3050")))
     for path in (ROOT / "helpers").rglob("*.py"):
         body = ast.parse(path.read_bytes()).body
         module = path.parent if path.name == "__init__.py" else path.with_suffix("")

@@ -217,7 +217,9 @@ def test_leaves_hang_at_the_name_of_their_head(world, chains, epoch):
         assert epoch["head_entities"][row, leaf].item() in (-1, number)
         shown = world.text(world.encoded.documents[number][start : start + length].tolist())
         entity = world.encoded.entities[number]
-        assert entity.name in shown or shown_name(entity.id).endswith(shown)  # the end of a long one, of a parameter in brackets
+        assert entity.name in shown or shown_name(entity.id).endswith(
+            shown
+        )  # the end of a long one, of a parameter in brackets
         places[bool(epoch["relation_ids"][row, leaf] > RELATIONS.forward)] += 1
     assert min(places[True], places[False]) > 20
 
