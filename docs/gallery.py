@@ -26,6 +26,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from helpers.batch import command as batch
+from helpers.batch import execution, grid
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS, GALLERY = ROOT / "notebooks", ROOT / "docs/gallery"
@@ -61,13 +62,16 @@ def main() -> None:
         changes = dict(each.split("=", 1) for each in arguments.parameters)
         values = {"data_source": "sample"} | PARAMETERS[name] | changes
         folder = Path("outputs/gallery").resolve() / name
-        executed = folder / "run" / f"{name}.ipynb"
-        whole, before = not executed.exists(), processor_seconds()
         given = [f"{key}={json.dumps(value) if isinstance(value, str) else value}" for key, value in values.items()]
-        if failed := batch.main([str(NOTEBOOKS / f"{name}.ipynb"), "--output-dir", str(folder), *given]):
-            sys.exit(failed)
-        publish(executed, {f"{folder}/run/output": f"outputs/{name}", str(Path.cwd()): ".", f"{Path.home()}/": "~/"})
-        note(executed, processor_seconds() - before if whole else None)
+        execution.show_output()
+        before = processor_seconds()
+        (row,), _ = batch.run(grid.plan(NOTEBOOKS / f"{name}.ipynb", folder, grid.parse(given)))
+        if row["status"] not in ("done", "done before"):
+            sys.exit(f"{name}: {row['status']} {row['error']}")
+        executed = Path(row["notebook"])
+        publish(executed, {row["output_dir"]: f"outputs/{name}", str(Path.cwd()): ".", f"{Path.home()}/": "~/"})
+        at_once = row["status"] == "done" and executed.stem == name
+        note(executed, processor_seconds() - before if at_once else None)
 
 
 def processor_seconds() -> float:
@@ -79,11 +83,12 @@ def processor_seconds() -> float:
 def note(executed: Path, seconds: float | None) -> None:
     """Notes in docs/results/gallery.json what a copy took, for README. seconds: None for a run that was cut off in between."""
     known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
-    known.pop(executed.stem, None)
+    name = executed.name.partition(".")[0]  # a second attempt has a number after it
+    known.pop(name, None)
     if seconds:
         results = json.loads((executed.parent / "output/results.json").read_text(encoding="utf-8"))
         measured = {"processor_seconds": seconds, **{part: results[part] for part in ("code", "versions", "runtime")}}
-        known[executed.stem] = measured
+        known[name] = measured
     RESULTS.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -92,6 +97,7 @@ def publish(executed: Path, replaced: dict[str, str]) -> None:
 
     replaced: folders of this machine, and what stands for each in the copy.
     """
+    name = executed.name.partition(".")[0]
     notebook, _ = CoalesceStreamsPreprocessor().preprocess(nbformat.read(executed, as_version=4), {})
     for cell in notebook.cells:
         if "setup" in cell.metadata.get("tags", []):
@@ -103,12 +109,12 @@ def publish(executed: Path, replaced: dict[str, str]) -> None:
         for output in cell.get("outputs", []):
             output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
             if "image/png" in output.get("data", {}):
-                (GALLERY / f"{executed.stem}.png").write_bytes(small(base64.b64decode(output.data["image/png"])))
+                (GALLERY / f"{name}.png").write_bytes(small(base64.b64decode(output.data["image/png"])))
     notebook.metadata = {key: notebook.metadata[key] for key in ("kernelspec", "language_info")}
     text = nbformat.writes(notebook)
     for folder, short in replaced.items():
         text = text.replace(folder, short)
-    (GALLERY / executed.name).write_text(text + "\n", encoding="utf-8")
+    (GALLERY / f"{name}.ipynb").write_text(text + "\n", encoding="utf-8")
 
 
 def small(figure: bytes) -> bytes:

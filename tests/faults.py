@@ -146,7 +146,8 @@ class Papermill(Script):
 
     def parameters(self, form: str) -> list[str]:
         given = {"output_dir": self.output, "ending": "train"}
-        given |= {name: self.options[name] for name in ("hold", "hold_when") if name in self.options}
+        if "hold" in self.options:
+            given |= {"hold": f"file:{self.options['hold']}", "hold_when": self.options["hold_when"]}
         return [word for name, value in given.items() for word in form.format(name, value).split()]
 
 

@@ -4,8 +4,9 @@
         [--jobs N | --ray ADDRESS [--cpus N] [--gpus N]] [--grace SECONDS]
 
 Each combination has its own folder `DIR/<run name>/` with the executed notebook and, in `output/`, what the notebook
-wrote. The same command again skips runs that are done and resumes the others. SIGTERM and Ctrl-C are passed on to the
-kernels, which have `grace` seconds to save a checkpoint.
+wrote. The same command again skips runs that are done and resumes the others; a run whose notebook, parameters or data
+have changed is made again in a folder of its own. SIGTERM and Ctrl-C are passed on to the kernels, which have `grace`
+seconds to save a checkpoint.
 """
 
 import argparse
@@ -13,15 +14,17 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from pathlib import Path
 
 from helpers.show import tables
 
-from .execution import POLL, LocalRuns, finished, logger, show_output
+from . import records
+from .execution import POLL, LocalRuns, show_output
 from .grid import Run, parse, plan
 from .ray_runs import RayRuns
+from .records import logger
 
 PRINTED = ("run", "status", "seconds", "train.loss_last", "train.examples_per_second", "output_dir", "error", "caveats")
 GRACE = 60.0  # seconds between SIGTERM and SIGKILL: a long step and a checkpoint
@@ -35,26 +38,24 @@ def run(runs: Sequence[Run], place: LocalRuns | RayRuns | None = None, grace: fl
         grace: seconds between SIGTERM and SIGKILL.
 
     Returns:
-        One flat dict for each run, as in the table: `run`, the varied parameters, `status` ("done", "done before", "failed",
-        "stopped" or "not run"), `seconds`, `error`, `notebook`, `output_dir`, and every scalar of results.json under its
-        dotted name. Then the number of the signal that ended them all, or 0.
+        One flat dict for each run, as in the table: `run`, its parameters, `status`, `seconds`, `error`, `notebook`,
+        `output_dir`, and every scalar of results.json under its dotted name. Then the number of the signal that ended
+        them all, or 0.
     """
-    place, futures, deadline = place or LocalRuns(), {}, math.inf
-    rows = {
-        each.name: {"run": each.name, **each.varied, "status": "not run", "seconds": "", "error": ""} for each in runs
-    }
+    place = place or LocalRuns()
+    outcomes = {run.name: {"run": run.name, "status": "not run"} for run in runs}
+    deadline = math.inf
     with _signals() as arrived:
         try:
-            for each in runs:
-                if before := finished(each):
-                    _book(rows, each, *before)
-                else:
-                    futures[place.submit(each)] = each
-            waiting = {*futures}
+            futures = {place.submit(run): run.name for run in runs}
+            waiting = set(futures)
             while waiting:
                 ended, waiting = wait(waiting, POLL, FIRST_COMPLETED)
                 for future in ended:
-                    _book(rows, futures[future], *future.result())
+                    outcome = outcomes[futures[future]] = future.result()
+                    logger.info("%s: %s %s", futures[future], outcome["status"], outcome.get("error", ""))
+                if ended:
+                    records.write_table(runs[0].batch, list(outcomes.values()))
                 if arrived and deadline == math.inf:
                     deadline = time.monotonic() + grace
                     place.stop()
@@ -63,33 +64,22 @@ def run(runs: Sequence[Run], place: LocalRuns | RayRuns | None = None, grace: fl
                     place.kill()
         finally:
             place.kill()
-    return [*rows.values()], arrived[0] if arrived else 0
-
-
-def _book(rows: dict[str, dict], each: Run, outcome: Mapping, results: Mapping) -> None:
-    """Puts into the table how a run has ended, and writes the table."""
-    import pandas
-
-    row = rows[each.name]
-    row |= {**outcome, "notebook": str(each.executed), "output_dir": str(each.output_dir)}
-    for name, value in pandas.json_normalize(results).items():
-        if not isinstance(value[0], list):
-            row.setdefault(name, value[0])
-    logger.info("%s %s %s", each.name, row["status"], row["error"])
-    if row["status"] != "not run":
-        table = pandas.DataFrame([*rows.values()], dtype=object)
-        table.to_csv(each.executed.parent.parent / "results.csv", index=False)
+    rows, file = records.write_table(runs[0].batch, list(outcomes.values()))
+    logger.info("table: %s", file or "none could be written")
+    return rows[: len(runs)], arrived[0] if arrived else 0
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
     """SIGTERM and SIGINT that arrive inside, in order."""
-    arrived, numbers = [], (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda number, frame: arrived.append(number)) for number in numbers]
+    arrived: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        signal.signal(number, lambda number, frame: arrived.append(number))
     try:
         yield arrived
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
 
@@ -113,11 +103,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     rows, number = run(runs, place, options.grace)
-    names = [name for name in PRINTED if any(row.get(name) for row in rows)]
-    print(tables.text([{name: row.get(name) for name in names} for row in rows]))
-    print(f"\ntable: {options.output_dir.expanduser().resolve() / 'results.csv'}")
+    columns = [name for name in PRINTED if any(row.get(name) for row in rows)]
+    print(tables.text([{name: row.get(name) for name in columns} for row in rows]))
     if number:
-        said = signal.Signals(number).name
-        print(f"stopped by {said}: the same command again resumes what was stopped, and runs the rest")
+        print(
+            f"stopped by {signal.Signals(number).name}: the same command again resumes what was stopped, and runs the rest"
+        )
         return 128 + number
     return int(any(row["status"] == "failed" for row in rows))

@@ -1,12 +1,11 @@
-"""Runs of a notebook, each executed by papermill in a kernel of its own and judged by what it wrote, on this machine.
+"""Runs of a notebook, each executed by papermill in a kernel of its own, on this machine.
 
 papermill reports success after `sys.exit` half way and for a NaN loss; here both are failures.
 """
 
 import contextlib
-import json
+import itertools
 import logging
-import math
 import os
 import signal
 import threading
@@ -16,13 +15,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from helpers.run import folder_lock
+
+from . import records
 from .grid import Run, literal_path
+from .records import logger
 
 PAPERMILL_CHATTER = ("Executing ", "Ending Cell", "Input Notebook", "Output Notebook")
 POLL = 0.5  # seconds
 START = 600  # seconds that a kernel may take to start on a busy machine; papermill would give up after 60
-Ended = tuple[dict[str, Any], dict[str, Any]]  # columns of the table; results.json
-logger = logging.getLogger("helpers.batch")
+Outcome = dict[str, Any]  # folder, status, seconds, error
 
 
 def show_output(jobs: int = 1) -> None:
@@ -34,65 +36,94 @@ def show_output(jobs: int = 1) -> None:
     notebook_output.addFilter(lambda record: not record.getMessage().startswith(PAPERMILL_CHATTER))
 
 
-def finished(each: Run) -> Ended | None:
-    """(outcome, results) of a run that is done with the same parameters; None for one that must be executed."""
-    import nbformat
+def execute(run: Run, asked: Callable[[], int], environment: Mapping[str, str] | None = None) -> Outcome:
+    """Makes a run that is not done; its status is "done", "done before", "failed", "stopped", "in use" or "not run".
 
-    try:
-        executed = nbformat.read(each.executed, as_version=4)
-        if executed.metadata.papermill.parameters != each.parameters:
-            return None  # its folder decides whether this is the same run
-        error, results = _outcome(executed, each.output_dir)
-        seconds = round(executed.metadata.papermill.duration, 1)
-    except (FileNotFoundError, nbformat.reader.NotJSONError, AttributeError, TypeError):
-        return None  # nothing there, or cut short when its batch was killed
-    return None if error else ({"status": "done before", "seconds": seconds}, results)
-
-
-def execute(each: Run, asked: Callable[[], int], environment: Mapping[str, str] | None = None) -> Ended:
-    """Runs the notebook; the status is "done", "failed", or "stopped" after a signal.
-
-    The signal goes to the kernel and not to its process group: it would kill the processes that load the data, and a
+    A signal goes to the kernel and not to its process group: it would kill the processes that load the data, and a
     training notebook could not save its checkpoint and raise `Stopped`. A notebook that does not train dies.
 
     Args:
         asked: the signal that the kernel is to get, 0 for none; called again and again.
         environment: variables for the kernel, besides those of this process.
     """
+    outcome = {"run": run.name}
+    try:
+        if asked():
+            return not_started(run)
+        identity = records.identify(run)
+        outcome["folder"] = folder = records.find(run.batch, identity) or records.new_folder(run, identity)
+        with folder_lock.owned(folder):
+            record = records.read(folder)
+            if record.get("identity", identity) != identity:  # another command took the folder at this moment
+                return execute(run, asked, environment)
+            if record.get("status") == "done" and not records.results(folder)[1]:
+                return outcome | {"status": "done before"}
+            records.note(folder, identity=identity, parameters=run.parameters, status="unfinished", error="")
+            ended = _execute(run, folder, asked, environment or {})
+            records.note(folder, **ended)
+            return outcome | ended
+    except folder_lock.FolderTaken:
+        return outcome | {"status": "in use", "error": "another process makes this run: it is left alone"}
+    except Exception as failure:  # such as a full disk: the other runs go on
+        return outcome | {"status": "failed", "error": f"{type(failure).__name__}: {failure}"}
+
+
+def not_started(run: Run) -> Outcome:
+    """The outcome of a run that this command did not begin; an earlier one may have."""
+    folder = None
+    with contextlib.suppress(OSError, ValueError):  # the notebook is gone
+        folder = records.find(run.batch, records.identify(run))
+    if folder is None:
+        return {"run": run.name, "status": "not run"}
+    status = "done before" if records.read(folder)["status"] == "done" else "stopped"
+    return {"run": run.name, "folder": folder, "status": status}
+
+
+def _execute(run: Run, folder: Path, asked: Callable[[], int], environment: Mapping[str, str]) -> Outcome:
     from papermill import PapermillExecutionError, execute_notebook
 
-    if asked():
-        return not_run(each)
-    logger.info("%s starts", each.name)
-    each.executed.parent.mkdir(parents=True, exist_ok=True)
-    if each.executed.exists():  # unfinished: its traceback is evidence
-        attempts = [*each.executed.parent.glob("*.attempt*.ipynb")]
-        each.executed.rename(each.executed.with_suffix(f".attempt{len(attempts) + 1}.ipynb"))
-    error, results, began = "", {}, time.monotonic()
-    paths = literal_path(each.notebook), literal_path(each.executed)
+    logger.info("%s starts", folder.name)
+    executed = _unused_path(folder / run.notebook.name)
+    parameters = {"output_dir": str(folder / "output"), **run.parameters}
+    records.note(folder, notebook=str(executed), output_dir=parameters["output_dir"])
     options = {"kernel_name": "python3", "progress_bar": False, "log_output": True, "start_timeout": START}
+    began = time.monotonic()
     try:
-        with _signalled(asked, environment or {}) as manager:
-            executed = execute_notebook(*paths, each.parameters, kernel_manager_class=manager, **options)
-        error, results = _outcome(executed, each.output_dir)
+        with _signalled(asked, environment) as manager:
+            paths = literal_path(run.notebook), literal_path(executed)
+            notebook = execute_notebook(*paths, parameters, kernel_manager_class=manager, **options)
+        error = _early_end(notebook) or records.results(folder)[1]
     except PapermillExecutionError as failure:
         error = f"{failure.ename}: {failure.evalue} (In [{failure.exec_count}])"
     # A full disk; nbclient's DeadKernelError (killed, out of memory) and a kernel that never starts.
     except (OSError, RuntimeError) as failure:
         error = f"{type(failure).__name__}: {failure}"
-    status = ("stopped" if asked() else "failed") if error else "done"
-    return {"status": status, "seconds": round(time.monotonic() - began, 1), "error": error}, results
+    status = "done"
+    if error:
+        status = "stopped" if asked() else "failed"
+    return {"status": status, "seconds": round(time.monotonic() - began, 1), "error": error}
 
 
-def not_run(each: Run) -> Ended:
-    """The outcome of a run that was not started since the batch was asked to stop; an earlier command may have started it."""
-    return {"status": "stopped" if each.executed.exists() else "not run"}, {}
+def _unused_path(path: Path) -> Path:
+    """The path, with a number if it is taken: an earlier attempt and its traceback are kept."""
+    paths = itertools.chain([path], (path.with_suffix(f".{number}.ipynb") for number in itertools.count(2)))
+    return next(path for path in paths if not path.exists())
+
+
+def _early_end(notebook: Any) -> str:
+    """What is wrong with an executed notebook although papermill reports success, or ""."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+    idle = sum(cell.execution_count is None for cell in cells)
+    if idle or notebook.metadata.papermill.exception:
+        return f"the notebook stopped early (sys.exit?), {idle} code cells never ran"
+    return ""
 
 
 @contextlib.contextmanager
 def _signalled(asked: Callable[[], int], environment: Mapping[str, str]):
     """The kernel manager class of one notebook; its kernel gets the signals that are asked for, also if it starts after them."""
     import psutil
+    import zmq
     from jupyter_client import AsyncKernelManager
 
     started: list[psutil.Process] = []  # psutil never signals another process that got the same number later
@@ -100,6 +131,8 @@ def _signalled(asked: Callable[[], int], environment: Mapping[str, str]):
 
     class Manager(AsyncKernelManager):
         async def start_kernel(self, **options):
+            if self.has_trait("transport_encryption") and zmq.has("curve"):
+                self.transport_encryption = "auto"  # ipykernel warns of plain text
             await super().start_kernel(env={**os.environ, **environment}, **options)
             started.append(psutil.Process(self.provisioner.pid))
 
@@ -121,32 +154,11 @@ def _signalled(asked: Callable[[], int], environment: Mapping[str, str]):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _outcome(executed: Any, output_dir: Path) -> tuple[str, dict[str, Any]]:
-    """What is wrong with an executed notebook ("" for nothing) although papermill reports success, and its results."""
-    cells = [cell for cell in executed.cells if cell.cell_type == "code" and cell.source.strip()]
-    idle = sum(cell.execution_count is None for cell in cells)
-    if idle or executed.metadata.papermill.exception:
-        return f"the notebook stopped early (sys.exit?), {idle} code cells never ran", {}
-    path = output_dir / "results.json"
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return f"papermill reports success, but {path} cannot be read: {error}", {}
-    loss = (results.get("train") or {}).get("loss_last")
-    if not isinstance(loss, (int, float)) or not math.isfinite(loss):
-        return f"train.loss_last in {path} is {loss!r}, not a finite number", results
-    return "", results
-
-
 class LocalRuns:
     """Runs on this machine, in the order in which they are submitted.
 
-    Args:
-        jobs: runs at once. With more than one, each gets its own GPU, if there are any, and its share of the cores
-            (`OMP_NUM_THREADS`, unless it is set); with one, it sees the whole machine.
-
-    Raises:
-        ValueError: fewer than one job, or more jobs than GPUs.
+    jobs: runs at once. With more than one, each gets its own GPU, if there are any, and its share of the cores
+    (`OMP_NUM_THREADS`, unless it is set). Raises ValueError for fewer than one job, or more jobs than GPUs.
     """
 
     def __init__(self, jobs: int = 1):
@@ -157,7 +169,7 @@ class LocalRuns:
         self._asked = 0
 
     def submit(self, run: Run) -> Future:
-        """A future of the run's outcome and results."""
+        """A future of the run's outcome."""
         return self._pool.submit(self._run, run)
 
     def stop(self) -> None:
@@ -168,7 +180,7 @@ class LocalRuns:
         """Kills the kernels, and starts no further run."""
         self._asked = signal.SIGKILL
 
-    def _run(self, run: Run) -> Ended:
+    def _run(self, run: Run) -> Outcome:
         threading.current_thread().name = run.name  # which its lines begin with
         share = self._shares.pop()
         try:
@@ -184,12 +196,15 @@ def shares(jobs: int) -> list[dict[str, str]]:
     import torch
 
     gpus = [str(number) for number in range(torch.cuda.device_count())]
-    if visible := [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]:
+    visible = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+    if visible:
         gpus = visible[: len(gpus)]
     if gpus and jobs > len(gpus):
         raise ValueError(
             f"jobs={jobs}, but there are {len(gpus)} GPU(s), and runs on one GPU would share its memory: give at most "
             f"{len(gpus)}, or set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU"
         )
-    cores = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, os.cpu_count() // jobs))}
-    return [cores | ({"CUDA_VISIBLE_DEVICES": gpus[number]} if gpus else {}) for number in range(jobs)]
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, os.cpu_count() // jobs))
+    if not gpus:
+        return [{"OMP_NUM_THREADS": threads}] * jobs
+    return [{"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:jobs]]

@@ -1,5 +1,6 @@
 """A notebook's parameters, their values on a command line, and the grid of runs that these make."""
 
+import ast
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -20,25 +21,24 @@ LONGEST_NAME = 120  # file systems allow 255 bytes a name
 
 @dataclass(frozen=True)
 class Run:
-    """One combination: its name, what varies, all parameters passed to the notebook, its path and that of the executed copy."""
+    """One combination of values.
+
+    name: from the parameters that vary. parameters: what the notebook is given. defaults: of all its parameters.
+    batch: the folder that holds the folders of all runs.
+    """
 
     name: str
-    varied: dict[str, Any]
     parameters: dict[str, Any]
+    defaults: dict[str, Any]
     notebook: Path
-    executed: Path
-
-    @property
-    def output_dir(self) -> Path:
-        return Path(self.parameters["output_dir"])
+    batch: Path
 
 
 def inspect(notebook: Path) -> dict[str, dict[str, str]]:
     """The notebook's parameters as papermill infers them: name -> {name, inferred_type_name, default, help}.
 
-    Raises:
-        FileNotFoundError: no such notebook.
-        ValueError: no cell is tagged `parameters`, or it assigns no `output_dir`.
+    Raises FileNotFoundError for a notebook that does not exist, and ValueError if no cell with the tag `parameters`
+    assigns `output_dir`.
     """
     from papermill import inspect_notebook
 
@@ -47,7 +47,7 @@ def inspect(notebook: Path) -> dict[str, dict[str, str]]:
     parameters = inspect_notebook(literal_path(notebook))
     if "output_dir" not in parameters:
         raise ValueError(
-            f"{notebook}: a cell with the tag 'parameters' must assign output_dir; add the tag, or the line"
+            f"{notebook}: a cell with the tag 'parameters' must assign output_dir; add the tag or the line"
         )
     return parameters
 
@@ -55,8 +55,7 @@ def inspect(notebook: Path) -> dict[str, dict[str, str]]:
 def parse(assignments: Sequence[str]) -> dict[str, list[Any]]:
     """Command-line `name=value` and `name=v1,v2` as a list of values for each name.
 
-    A text in double quotes, as in JSON, is one value whatever it holds, and a JSON list holds the values one by one.
-
+    A text in double quotes, as in JSON, is one value, and a JSON list holds the values one by one.
     Raises ValueError for a name that is given twice, and for anything else that cannot be understood.
     """
     values: dict[str, list[Any]] = {}
@@ -69,15 +68,14 @@ def parse(assignments: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _split(name: str, text: str) -> list[Any]:
-    """The values that stand after `name=`: a JSON list, one text in double quotes, or texts with commas between them."""
     if not text.startswith(("[", '"')):
         return text.split(",")
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         remedy = f"""write several values as {name}='["a, b", "c"]' and one text as {name}='"a, b"'"""
         raise ValueError(f"{name}={text!r} is not JSON ({error}): {remedy}") from error
-    return found if isinstance(found, list) else [found]
+    return value if isinstance(value, list) else [value]
 
 
 def typed(declared: Mapping[str, Mapping[str, str]], name: str, value: Any) -> Any:
@@ -105,35 +103,43 @@ def plan(notebook: Path, output_dir: Path, values: Mapping[str, Sequence]) -> li
         output_dir: each run gets a folder in it.
         values: of each parameter that does not keep its default; one with several values varies.
 
-    Raises:
-        ValueError: a mistake in names, types or values, or a value given twice.
-        FileNotFoundError: no such notebook, or `data_source` is a path that does not exist.
+    Raises ValueError for a mistake in names, types or values, and FileNotFoundError for a file that does not exist.
     """
-    notebook, output_dir = Path(notebook).expanduser().resolve(), Path(output_dir).expanduser().resolve()
+    notebook, batch = Path(notebook).expanduser().resolve(), Path(output_dir).expanduser().resolve()
     declared = inspect(notebook)
-    values = {name: [typed(declared, name, value) for value in given] for name, given in values.items()}
-    for name, given in values.items():
-        if not given or len({*given}) < len(given):
-            raise ValueError(f"{name}={given!r}: give different values; each makes a run with its own folder")
-    several = [name for name, given in values.items() if len(given) > 1]
-    if several and "output_dir" in values:
+    choices = {}
+    for name, texts in values.items():
+        choices[name] = [typed(declared, name, text) for text in texts]
+        if not texts or len(set(choices[name])) < len(texts):
+            raise ValueError(f"{name}={choices[name]!r}: give different values; each makes a run with its own folder")
+    varied = [name for name in choices if len(choices[name]) > 1]
+    if varied and "output_dir" in choices:
         raise ValueError("output_dir: runs cannot share or vary it; leave it out, each run gets a folder of its own")
-    combinations = (dict(zip(values, each, strict=True)) for each in itertools.product(*values.values()))
-    return [_one(notebook, output_dir, each, {name: each[name] for name in several}) for each in combinations]
+    defaults = {name: _default(parameter["default"]) for name, parameter in declared.items()}
+    runs = []
+    for combination in itertools.product(*choices.values()):
+        parameters = dict(zip(choices, combination, strict=True))
+        name = run_name({name: parameters[name] for name in varied})
+        path = source_path("data_source", parameters.get("data_source", SAMPLE))
+        if path:
+            parameters["data_source"] = str(path.resolve())
+        if "output_dir" in parameters:
+            parameters["output_dir"] = str(Path(parameters["output_dir"]).expanduser().resolve())
+        runs.append(Run(name, parameters, defaults, notebook, batch))
+    return runs
 
 
-def _one(notebook: Path, output_dir: Path, given: dict[str, Any], varied: dict[str, Any]) -> Run:
-    folder = output_dir / run_name(varied)
-    parameters = {"output_dir": str(folder / "output"), **given}
-    parameters["output_dir"] = str(Path(parameters["output_dir"]).expanduser().resolve())
-    if path := source_path("data_source", parameters.get("data_source", SAMPLE)):
-        parameters["data_source"] = str(path.resolve())
-    return Run(folder.name, varied, parameters, notebook, folder / notebook.name)
+def _default(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def run_name(varied: Mapping[str, Any]) -> str:
     """A folder name from the varied parameters, percent-encoded so that different values never share one."""
-    name = ",".join(f"{key}={quote(str(value), safe='')}" for key, value in varied.items()) or "run"
+    assignments = [f"{name}={quote(str(value), safe='')}" for name, value in varied.items()]
+    name = ",".join(assignments) or "run"
     if len(name) <= LONGEST_NAME:
         return name
     return f"{name[:LONGEST_NAME]}-{sha256(name.encode()).hexdigest()[:8]}"

@@ -14,7 +14,7 @@ import uuid
 from concurrent.futures import Future
 from pathlib import Path
 
-from .execution import Ended, execute, not_run, show_output
+from .execution import Outcome, execute, not_started, show_output
 from .grid import Run
 
 REQUIREMENT = "ray>=2.50,<3"
@@ -54,23 +54,23 @@ class RayRuns:
         self._stop_file, self._killed = None, False
 
     def submit(self, run: Run) -> Future:
-        """A future of the run's outcome and results; a run that lost too many nodes has failed."""
-        self._stop_file = self._stop_file or run.executed.parents[1] / f".stop-{uuid.uuid4().hex}"
+        """A future of the run's outcome; a run that lost too many nodes has failed."""
+        self._stop_file = self._stop_file or run.batch / f".stop-{uuid.uuid4().hex}"
         task = self._task.options(name=run.name).remote(run, str(Path.cwd()), self._stop_file)
         self._tasks.append(task)
         answer: Future = Future()
         task.future().add_done_callback(lambda ended: answer.set_result(self._answer(run, ended)))
         return answer
 
-    def _answer(self, run: Run, ended: Future) -> Ended:
+    def _answer(self, run: Run, ended: Future) -> Outcome:
         import ray
 
         try:
             return ended.result()
         except ray.exceptions.RayError as error:
             if self._killed:
-                return not_run(run)
-            return {"status": "failed", "error": f"{type(error).__name__}: {error}"}, {}
+                return not_started(run)
+            return {"run": run.name, "status": "failed", "error": f"{type(error).__name__}: {error}"}
 
     def stop(self) -> None:
         """Tells the runs to save a checkpoint, and starts no further run."""
@@ -89,7 +89,7 @@ class RayRuns:
             self._stop_file.unlink(missing_ok=True)
 
 
-def _on_node(run: Run, directory: str, stop_file: Path) -> Ended:
+def _on_node(run: Run, directory: str, stop_file: Path) -> Outcome:
     show_output()
     try:
         os.chdir(directory)

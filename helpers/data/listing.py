@@ -68,13 +68,15 @@ class Listing:
 
 def list_files(
     folder: Path,
-    suffixes: Sequence[str],
+    suffixes: Sequence[str] | None,
     *,
     source: str,
     names: Collection[str] = (),
     without: Collection[str] = (),
 ) -> Listing:
     """The files below a folder whose suffix, in small letters, is one of `suffixes`, or whose name is one of `names`.
+
+    With None for `suffixes` it lists files of every kind, and there may be none.
 
     What is hidden, belongs to an operating system, is installed code or is a run of this project is skipped, as are links
     that leave the folder, links to folders, and folders whose name is one of `without`.
@@ -101,7 +103,7 @@ def list_files(
         for name in sorted(files):
             path = below / name
             reason = _reason_against_name(name)
-            if not reason and name not in names and path.suffix.lower() not in suffixes:
+            if not reason and suffixes is not None and name not in names and path.suffix.lower() not in suffixes:
                 reason = f"its kind is not one of {', '.join(suffixes)}"
             if reason:
                 listing.note(path, reason)
@@ -119,7 +121,7 @@ def list_files(
         else:
             listing.files.append(link)
     listing.files.sort(key=listing.name)
-    if not listing.files:
+    if not listing.files and suffixes is not None:
         raise ValueError(f"{source}: the folder has no file that can be read here ({', '.join(suffixes)}).\n{listing}")
     return listing
 

@@ -60,5 +60,5 @@ def test_a_second_interrupt_does_not_wait_for_the_grace(notebook, tmp_path):
 def test_a_kernel_that_starts_after_the_others_were_stopped_is_stopped_too(notebook, tmp_path):
     (run,) = plan(notebook, tmp_path / "grid", {"ending": ["sleep"]})
     asked = iter([0])  # nothing when the run begins, and SIGTERM before its kernel is there
-    outcome, _ = execute(run, lambda: next(asked, signal.SIGTERM))
+    outcome = execute(run, lambda: next(asked, signal.SIGTERM))
     assert outcome["status"] == "stopped"
