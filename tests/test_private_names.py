@@ -21,7 +21,6 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
-from transformers.integrations import WandbCallback
 from trl import SFTTrainer
 
 from helpers.machine import xla
@@ -60,7 +59,6 @@ NAMES = {  # by the class that says it
     torch.Tensor: ("_version",),
     torch.UntypedStorage: ("_cdata",),
     Kernel: ("_allow_stdin",),
-    WandbCallback: ("_wandb",),
     AcceleratedOptimizer: ("_is_overflow",),
     PreTrainedTokenizerFast: ("_tokenizer",),
 }

@@ -49,6 +49,7 @@ DEFAULTS = {
     "card": "",  # of CUDA, in whose place the CPU stands
     "unreadable": 0,  # errno with which every manifest answers
     "twice": "",  # another output_dir, in which the same model is to be trained afterwards
+    "report_to": "none",
     "then_evaluate": False,  # also after a stop
     "elsewhere": "",  # the working directory once the trainer is made
     "workers": 0,
@@ -234,6 +235,7 @@ def main(output_dir: str, options: dict) -> dict:
         eval_steps=options["save_steps"],
         save_steps=options["save_steps"],
         dataloader_num_workers=options["workers"],
+        report_to=options["report_to"],
         eval_strategy=options["eval_strategy"],
         **({"optim": "adamw_torch_fused", "max_grad_norm": 0.0} if options["scale"] else {}),
     )

@@ -7,13 +7,14 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import Any, ClassVar
 
 from transformers import TrainerCallback
-from transformers.integrations import WandbCallback
+from transformers.integrations.integration_utils import rewrite_logs
 from transformers.utils.notebook import NotebookProgressCallback
 
 from . import tables
-from .tracking import in_kernel, say
+from .tracking import in_kernel, say, wandb_mode
 
 SHOWN = {"loss": ".4f", "eval_loss": ".4f", "learning_rate": ".2e", "skipped_steps": "d"}  # of a log, and its digits
 
@@ -54,27 +55,85 @@ def progress() -> Progress:
     return LiveProgress() if attended else Progress()
 
 
-class Wandb(WandbCallback):
-    """transformers' W&B callback: all sessions of a run are one W&B run, and the run goes on where W&B does not answer."""
+class Wandb(TrainerCallback):
+    """Metrics to W&B: one W&B run for each trainer, which its later sessions continue, and one group for a run's folder.
 
-    def setup(self, args, state, *rest, **kwargs):
-        main = state.is_world_process_zero
-        ours = {"WANDB_RUN_ID": _wandb_run(args.output_dir), "WANDB_RESUME": "allow"} if main else {}
-        added = [name for name in ours if name not in os.environ]
-        os.environ.update({name: ours[name] for name in added})
+    Training goes on without W&B where that cannot be reached.
+    """
+
+    _open: ClassVar[dict[str, Any]] = {}  # W&B's runs of this process, by id
+
+    def __init__(self):
+        self._run = None
+        self._gave_up = False
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self._log(args, state, model, {})
+
+    def on_log(self, args, state, control, model=None, logs=None, **kwargs):
+        self._log(args, state, model, rewrite_logs(logs or {}))
+
+    def _log(self, args, state, model, metrics: dict[str, Any]) -> None:
+        if self._gave_up or not state.is_world_process_zero:
+            return
+        import wandb
+
         try:
-            super().setup(args, state, *rest, **kwargs)
-        except (self._wandb.Error, OSError) as error:
+            if self._run is None:
+                self._run = self._start(args, model)
+            if metrics:
+                self._run.log({**metrics, "train/global_step": state.global_step})
+        except (wandb.Error, OSError) as error:
+            self._gave_up = True
             say(f"report_to='wandb': W&B cannot be reached, going on without it ({error})")
-            self._wandb = None
-        finally:
-            for name in added:
-                del os.environ[name]
+
+    def _start(self, args, model):
+        import wandb
+
+        folder = Path(args.output_dir)
+        root = _run_folder(folder)
+        group = f"{root.name}-{_wandb_id(root)}"
+        part = "-".join(folder.relative_to(root).parts)
+        identity = "-".join(filter(None, (_wandb_id(root), part)))
+        if identity in self._open:
+            return self._open[identity]
+        mode, reason = wandb_mode()
+        run = wandb.init(
+            id=identity,
+            resume=None if mode == "offline" else "allow",
+            group=group,
+            name=args.run_name or " ".join(filter(None, (root.name, part))),
+            project=os.environ.get("WANDB_PROJECT", "huggingface"),
+            dir=str(root),
+            mode=mode,
+            reinit="create_new",  # a run that the person has opened stays as it is
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        self._open[identity] = run
+        configuration = getattr(model, "config", None)
+        run.config.update(configuration.to_dict() if configuration else {}, allow_val_change=True)
+        run.config.update(args.to_dict(), allow_val_change=True)
+        run.define_metric("train/global_step")
+        run.define_metric("*", step_metric="train/global_step", step_sync=True)
+        if run.offline:
+            say(f"W&B: offline in {Path(run.dir).parent}; `wandb sync` with this folder sends it{reason}")
+        else:
+            say(f"W&B: {run.url}")
+        return run
 
 
-def _wandb_run(output_dir: str) -> str:
-    """The id of a run's W&B run, kept in its folder."""
-    file = Path(output_dir, "wandb_run")
+def _run_folder(folder: Path) -> Path:
+    """The folder of the run that a trainer's folder is or lies in."""
+    for parent in (folder, *folder.parents):
+        if (parent / "run.json").is_file():
+            return parent
+    return folder
+
+
+def _wandb_id(folder: Path) -> str:
+    """The id of a run in W&B, kept in its folder."""
+    file = folder / "wandb_run"
     if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
     return file.read_text(encoding="utf-8")

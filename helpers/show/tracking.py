@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
+import contextlib
+import importlib.util
+import netrc
+import os
 import sys
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from helpers.notebook import secrets
 
@@ -20,37 +25,33 @@ def in_kernel() -> bool:
 
 
 def report_to(wanted: str) -> tuple[str, str]:
-    """`TrainingArguments.report_to`, and why not W&B where it was wanted: without a key it would block a headless run with a prompt."""
-    if wanted == "none":
-        return "none", ""
-    try:
-        import wandb
-        from wandb.sdk import wandb_setup
-    except ImportError:
+    """`TrainingArguments.report_to`, and why not W&B where it was wanted."""
+    if wanted == "wandb" and importlib.util.find_spec("wandb") is None:
         return "none", "report_to='wandb', but wandb is not installed: going on without it"
-    secrets.provide("WANDB_API_KEY")
-    # Also those of a file, and the address of a server of one's own. Unlike `wandb.setup` this starts no process.
-    settings = wandb_setup.singleton().settings
-    if settings.mode == "disabled":
-        return "none", "report_to='wandb', but W&B is switched off (WANDB_MODE=disabled)"
-    if settings.mode in ("offline", "dryrun") or _logged_in(wandb, settings):
-        return "wandb", ""
-    return "none", (
-        f"report_to='wandb', but there is no WANDB_API_KEY (Colab or Kaggle secret, environment) and no `wandb login` for "
-        f"{settings.base_url}: going on without it"
+    return wanted, ""
+
+
+def wandb_mode() -> tuple[str | None, str]:
+    """The mode of `wandb.init`, and the reason: without a key it would stop a headless run with a question.
+
+    None is the mode that W&B's own settings say.
+    """
+    mode = os.environ.get("WANDB_MODE")
+    if mode:
+        return mode, ""
+    server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    if secrets.provide("WANDB_API_KEY") or _has_login(server):
+        return None, ""
+    return "offline", (
+        f" (report_to='wandb', but there is no WANDB_API_KEY among the secrets of Colab or Kaggle or in the environment, and "
+        f"no `wandb login` for {server})"
     )
 
 
-def _logged_in(wandb, settings) -> bool:
-    """Whether wandb has a key for its server; asks neither a person nor the server.
-
-    Unless it is silent, `wandb.login` starts a process that asks the server for the user's name. Without a network that
-    process tries for long, and this one waits for it when it ends.
-    """
-    if "prompt" not in inspect.signature(wandb.login).parameters:  # before wandb 0.30
-        return bool(wandb.api.api_key)
-    silent, settings.silent = settings.silent, True
-    try:
-        return wandb.login(prompt=False, verify=False)
-    finally:
-        settings.silent = silent
+def _has_login(server: str) -> bool:
+    """Whether `wandb login` has noted a key for the server."""
+    home = Path.home()
+    for file in (os.environ.get("NETRC"), home / ".netrc", home / "_netrc"):
+        with contextlib.suppress(OSError, TypeError, netrc.NetrcParseError):  # no such file; no NETRC
+            return netrc.netrc(file).authenticators(urlsplit(server).netloc) is not None
+    return False

@@ -1,9 +1,7 @@
 """helpers.show: W&B or nothing, lines a person can read, tables with sensible digits."""
 
-import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,16 +12,19 @@ from transformers import TrainerControl, TrainerState  # noqa: E402
 
 from helpers.machine import runtime  # noqa: E402
 from helpers.show import progress as progress_of  # noqa: E402
-from helpers.show import tables  # noqa: E402
+from helpers.show import tables, tracking  # noqa: E402
+from tests import harness  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
 KEY = "0123456789abcdef0123456789abcdef01234567"
-SERVER = "http://wandb.example:8080"
-# A process of wandb's would ask its server for the user's name: without a network it tries for long, also at the end of ours.
-REPORT = """import json, psutil
-from helpers.show.tracking import report_to
-print(json.dumps(report_to("wandb")))
-assert not psutil.Process().children(), "wandb started its service"
+TRAIN = """import sys
+from pathlib import Path
+from tests import training_run
+folder, steps = Path(sys.argv[1]), int(sys.argv[2])
+folder.mkdir(exist_ok=True)
+(folder / "run.json").write_text("{}")
+options = training_run.DEFAULTS | {"report_to": "wandb", "steps": steps, "save_steps": 2, "width": 16}
+for output_dir in (folder, folder / "rival"):
+    training_run.main(str(output_dir), options)
 """
 HISTORY = [
     {"loss": 4.0, "learning_rate": 1e-3, "step": 1},
@@ -33,57 +34,71 @@ HISTORY = [
 ]
 
 
-def wandb_answer(home: Path, **environment: str) -> tuple[str, str, str]:
-    """`report_to("wandb")` in a process of its own without input: choice, reason, and all that was printed."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "NETRC"))}
-    finished = subprocess.run(
-        [sys.executable, "-c", REPORT],
-        env=clean | {"HOME": str(home)} | environment,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return (*json.loads(finished.stdout.splitlines()[-1]), finished.stdout + finished.stderr)
+@pytest.fixture(autouse=True)
+def without_settings_of_wandb(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("WANDB"):
+            monkeypatch.delenv(name)
+
+
+def trained(folder: Path, steps: int, **environment: str) -> subprocess.CompletedProcess:
+    """A trainer and then a rival, each of which reports to W&B, in a process that no `wandb login` reaches."""
+    alone = {"HOME": str(folder.parent), "NETRC": ""} | environment
+    process = harness.run("-c", TRAIN, folder, steps, **alone)
+    assert process.returncode == 0, process.stderr[-3000:]
+    return process
 
 
 # -- W&B --
 
 
-def test_wandb_without_a_key_becomes_none_and_says_so_without_asking(tmp_path):
-    choice, reason, _ = wandb_answer(tmp_path)
-    assert choice == "none" and "WANDB_API_KEY" in reason and "going on without it" in reason
+def test_each_trainer_of_a_run_is_one_wandb_run_that_later_sessions_continue(tmp_path):
+    folder = tmp_path / "seed=0"
+    first, second = trained(folder, 2), trained(folder, 4)
+    identity = (folder / "wandb_run").read_text()
+    runs = [path.name.split("-", 3)[3] for path in folder.glob("wandb/offline-run-*")]
+    assert sorted(runs) == [identity, identity, f"{identity}-rival", f"{identity}-rival"]
+    for file in folder.glob("wandb/offline-run-*/*.wandb"):
+        content = file.read_bytes()
+        assert f"seed=0-{identity}".encode() in content, "the group"
+        assert b"train/loss" in content
+    for process in (first, second):
+        assert process.stdout.count("no WANDB_API_KEY") == 2 and "wandb sync" in process.stdout
+        assert "wandb" not in process.stderr
 
 
-def test_wandb_with_a_key_is_taken_and_the_key_is_not_shown(tmp_path):
-    choice, _, printed = wandb_answer(tmp_path, WANDB_API_KEY=KEY)
-    assert choice == "wandb" and KEY not in printed
+def test_a_server_that_does_not_answer_stops_no_training_and_the_key_is_not_shown(tmp_path):
+    server = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "1"}
+    process = trained(tmp_path / "run", 2, **server)
+    assert "W&B cannot be reached, going on without it" in process.stdout
+    assert KEY not in process.stdout + process.stderr
+    assert not any(KEY in path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
 
 
-def test_a_login_at_a_server_of_ones_own_is_found(tmp_path):
-    (tmp_path / ".netrc").write_text(f"machine wandb.example:8080\n  login user\n  password {KEY}\n")
-    (tmp_path / ".netrc").chmod(0o600)
-    assert wandb_answer(tmp_path, WANDB_BASE_URL=SERVER)[0] == "wandb"
-    assert SERVER in wandb_answer(tmp_path / "another", WANDB_BASE_URL=SERVER)[1]
-
-
-@pytest.mark.parametrize(("mode", "choice"), [("offline", "wandb"), ("disabled", "none")])
-def test_the_mode_of_wandb_is_followed(tmp_path, mode, choice):
-    found, reason, _ = wandb_answer(tmp_path, WANDB_MODE=mode)
-    assert found == choice and ("WANDB_MODE" in reason) == (choice == "none")
-
-
-def test_a_netrc_that_cannot_be_read_is_no_login(tmp_path):
-    (tmp_path / ".netrc").mkdir()
-    assert wandb_answer(tmp_path)[0] == "none"
-
-
-def test_all_sessions_of_a_run_are_one_wandb_run(tmp_path):
-    assert progress_of._wandb_run(tmp_path) == progress_of._wandb_run(tmp_path)
-    (tmp_path / "other").mkdir()
-    assert progress_of._wandb_run(tmp_path) != progress_of._wandb_run(tmp_path / "other")
+@pytest.mark.parametrize(
+    ("key", "login", "mode", "chosen"),
+    [
+        ("", "", "", "offline"),
+        (KEY, "", "", None),
+        ("", "wandb.example:8080", "", None),
+        ("", "another.example", "", "offline"),
+        (KEY, "", "disabled", "disabled"),
+    ],
+)
+def test_without_a_key_metrics_stay_offline_with_the_reason(tmp_path, monkeypatch, key, login, mode, chosen):
+    file = tmp_path / "netrc"
+    if login:
+        file.write_text(f"machine {login}\n  login user\n  password {KEY}\n")
+        file.chmod(0o600)
+    else:
+        file.mkdir()  # cannot be read
+    values = {"NETRC": file, "WANDB_API_KEY": key, "WANDB_MODE": mode, "WANDB_BASE_URL": "http://wandb.example:8080"}
+    for name, value in values.items():
+        if value:
+            monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
+    found, reason = tracking.wandb_mode()
+    assert found == chosen and ("WANDB_API_KEY" in reason) == (chosen == "offline") and KEY not in reason
 
 
 # -- progress --
