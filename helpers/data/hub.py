@@ -24,10 +24,7 @@ OFFLINE = 'Without a network set data_source="sample" and, where the notebook ha
 
 
 def answers(timeout: float = 5.0) -> bool:
-    """Whether the hub answers within `timeout` seconds; False at once in offline mode.
-
-    `from_pretrained` needs most of a minute of retries to find that out.
-    """
+    """Whether the hub answers within `timeout` seconds; False at once in offline mode."""
     import huggingface_hub.constants as hub
 
     if hub.HF_HUB_OFFLINE:
@@ -45,41 +42,52 @@ def answers(timeout: float = 5.0) -> bool:
 def reading(*, name: str, source: str) -> Iterator[None]:
     """Turns what a library raises inside the block into an error that names the parameter.
 
+    Where the hub does not answer, what is cached may be enough; the libraries would try again for most of a minute.
+
     The error is a PermissionError for a gated repository, else a ConnectionError, a FileNotFoundError or a ValueError.
     """
     import datasets.config
+    import huggingface_hub.constants
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     # huggingface_hub tries for 23 s each time, so the 20 times of datasets would take ten minutes.
     datasets.config.STREAMING_READ_MAX_RETRIES = 1
-    said = f"{name}={source!r}"
-    token = f"Accept its licence on https://huggingface.co/{source}, and put a token that may read it into the secret HF_TOKEN"
-    # What caused an error, the error that is raised for it, and what it says. datasets says FileNotFoundError for an unknown id.
-    known = (
-        (GatedRepoError, PermissionError, f" is gated. {token}"),
-        (
-            (ConnectionError, LocalEntryNotFoundError),
-            ConnectionError,
-            f": the Hugging Face hub cannot be reached. {OFFLINE}",
-        ),
-        (
-            (RepositoryNotFoundError, FileNotFoundError),
-            FileNotFoundError,
-            " cannot be read or is not there; check the name",
-        ),
-    )
+    was_offline = huggingface_hub.constants.HF_HUB_OFFLINE
+    if source_path(name, source) is None:
+        huggingface_hub.constants.HF_HUB_OFFLINE = not answers()
+    beginning = f"{name}={source!r}"
     try:
         yield
     except Exception as error:
-        causes: list[BaseException] = [error]
-        while isinstance(error, OSError) and (cause := causes[-1].__cause__ or causes[-1].__context__):
-            causes.append(cause)  # transformers says OSError, and why in what caused it
-        for kinds, kind, remedy in known:
-            if any(isinstance(cause, kinds) for cause in causes):
-                raise kind(f"{said}{remedy} ({error})") from error
-        raise ValueError(
-            str(error) if said in str(error) else f"{said} cannot be read ({error.__cause__ or error!r})"
-        ) from error
+        causes = _causes(error)
+        if _is_one_of(causes, GatedRepoError):
+            raise PermissionError(
+                f"{beginning} is gated. Accept its licence on https://huggingface.co/{source}, and put a token that may read it into "
+                f"the secret HF_TOKEN ({error})"
+            ) from error
+        if _is_one_of(causes, ConnectionError, LocalEntryNotFoundError):
+            raise ConnectionError(
+                f"{beginning}: the Hugging Face hub cannot be reached. {OFFLINE} ({error})"
+            ) from error
+        if _is_one_of(causes, RepositoryNotFoundError, FileNotFoundError):  # the latter by datasets, for an unknown id
+            raise FileNotFoundError(f"{beginning} cannot be read or is not there; check the name ({error})") from error
+        if beginning in str(error):
+            raise ValueError(str(error)) from error
+        raise ValueError(f"{beginning} cannot be read ({error.__cause__ or error!r})") from error
+    finally:
+        huggingface_hub.constants.HF_HUB_OFFLINE = was_offline
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """An error and, since transformers raises OSError for all, what caused it."""
+    causes = [error]
+    while isinstance(error, OSError) and (causes[-1].__cause__ or causes[-1].__context__):
+        causes.append(causes[-1].__cause__ or causes[-1].__context__)
+    return causes
+
+
+def _is_one_of(causes: list[BaseException], *kinds: type[BaseException]) -> bool:
+    return any(isinstance(cause, kinds) for cause in causes)
 
 
 def splits(data_source: str, **options: Any):

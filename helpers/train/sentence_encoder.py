@@ -60,7 +60,6 @@ def _pretrained(base_model: str) -> SentenceTransformer:
             revision=hub.REVISIONS.get(base_model),
             trust_remote_code=False,
             model_kwargs={"dtype": torch.float32, "use_safetensors": True},
-            local_files_only=path is None and not hub.answers(),  # what is cached may be enough
             device="cpu",
         )
 

@@ -71,7 +71,6 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
     path = source_path("base_model", base_model)
     options = {
         "revision": None if path else hub.REVISIONS.get(base_model),
-        "local_files_only": path is None and not hub.answers(),  # what is cached may be enough
         "trust_remote_code": False,
     }
     # The head may have other labels, and is drawn anew.
