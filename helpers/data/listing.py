@@ -12,6 +12,7 @@ print(listing)
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -28,6 +29,7 @@ SHOWN_NAMES = 12  # of one reason in the printed list
 class Skipped(NamedTuple):
     path: str  # below the folder
     reason: str
+    junk: bool = False  # what nobody wants to be read, or a file of another kind
 
 
 @dataclass
@@ -48,15 +50,15 @@ class Listing:
         self.files.remove(path)
         self.note(path, reason)
 
-    def note(self, path: Path, reason: str) -> None:
+    def note(self, path: Path, reason: str, junk: bool = False) -> None:
         """Notes a path that is not read."""
-        self.skipped.append(Skipped(self.name(path), reason))
+        self.skipped.append(Skipped(self.name(path), reason, junk))
 
     def __str__(self) -> str:
-        """How many files are read, and a line for each reason why others are not."""
+        """How many files are read, and a line for each reason why others are not, junk last."""
         names = defaultdict(list)
-        for path, reason in self.skipped:
-            names[reason].append(path)
+        for skipped in sorted(self.skipped, key=operator.attrgetter("junk")):
+            names[skipped.reason].append(skipped.path)
         lines = [f"{len(self.files):,} files are read from the folder {self.folder}"]
         for reason, paths in names.items():
             shown = ", ".join(paths[:SHOWN_NAMES])
@@ -98,7 +100,7 @@ def list_files(
             reason = _reason_against_folder(below / name, without)
             if reason:
                 folders.remove(name)
-                listing.note(below / name, reason)
+                listing.note(below / name, reason, junk=True)
         folders.sort()
         for name in sorted(files):
             path = below / name
@@ -106,7 +108,7 @@ def list_files(
             if not reason and suffixes is not None and name not in names and path.suffix.lower() not in suffixes:
                 reason = f"its kind is not one of {', '.join(suffixes)}"
             if reason:
-                listing.note(path, reason)
+                listing.note(path, reason, junk=True)
             elif path.is_symlink():
                 links.append(path)
             elif path.is_file():

@@ -402,5 +402,5 @@ def test_test_folders_installed_packages_and_environments_can_be_left_out(tmp_pa
 def test_a_folder_that_is_not_there_or_has_no_sources_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         load_graph(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r'no \.py and no \.java file; use "sample"'):
+    with pytest.raises(ValueError, match=r"the folder has no file that can be read here \(\.py, \.java\)"):
         load_graph(tmp_path)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import stat
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from helpers.data.listing import Listing, list_files
+
 MOST_BYTES = 1_000_000  # of a source; the longest of the standard library has 0.8 million
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})  # idle_test: the standard library's, of IDLE
 PROJECT_FILES = frozenset({"pyproject.toml", "setup.py", "setup.cfg"})  # in a folder that pip installs from
 _READ = (".py", ".java")
 NO_PARSER = "Java needs a parser: pip install tree-sitter tree-sitter-java"
-# What is installed into or generated beside a project is not its source.
-_FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules", "__pypackages__"})
 # ValueError: NUL bytes, wrong encoding · ImportError: the language's parser is not installed
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OSError, ImportError)
 
@@ -33,22 +32,15 @@ def standard_library() -> Path:
 def find_sources(folder: str | Path, include_tests: bool) -> Sources:
     """The .py and .java files of a folder, by path.
 
-    Installed packages, caches, virtual environments and hidden folders are left out, links to folders are not followed.
-    Raises FileNotFoundError: no such folder.
+    What `list_files` skips is left out: installed packages, virtual environments, hidden folders, links to folders.
+    Raises FileNotFoundError: no such folder; ValueError: it has no such file.
     """
     root = Path(folder).expanduser().resolve()
     if not root.is_dir():
         raise FileNotFoundError(f"{str(folder)!r}: no such folder; name one that holds .py or .java files")
-    left_out = _FOREIGN if include_tests else _FOREIGN | TEST_FOLDERS
-    found = []
-    for inside, inner, files in os.walk(root):
-        inner[:] = [name for name in inner if name not in left_out and not name.startswith(".")]
-        if "pyvenv.cfg" in files:
-            inner.clear()
-            continue
-        below = Path(inside).relative_to(root)
-        found += [(below / name).as_posix() for name in files if name in PROJECT_FILES or name.endswith(_READ)]
-    return Sources(root, sorted(found))
+    without = () if include_tests else TEST_FOLDERS
+    source = f"data_source={str(folder)!r}"
+    return Sources(list_files(root, _READ, source=source, names=PROJECT_FILES, without=without))
 
 
 class Sources:
@@ -56,11 +48,14 @@ class Sources:
 
     above: the folders of packages around it, as "package/", where it lies in one. projects: folders below, named from the outermost
     package, that pip installs from. read: path, module, language and sha256 of each file that was parsed. failed: path and error of
-    each other one.
+    each other one. listing: these files, and what is skipped.
     """
 
-    def __init__(self, root: Path, found: list[str]):
-        self.root, self.files = root, [file for file in found if file.endswith(_READ)]
+    def __init__(self, listing: Listing):
+        self.listing, self.root = listing, listing.folder
+        found = sorted(path.relative_to(self.root).as_posix() for path in listing.files)
+        self.files = [file for file in found if file.endswith(_READ)]
+        root = self.root
         self.above = ""
         while root.name and (root / "__init__.py").is_file():
             self.above = f"{root.name}/{self.above}"
@@ -68,7 +63,7 @@ class Sources:
         parts = ((self.above + file).rpartition("/") for file in found)
         self.projects = {folder for folder, _, name in parts if name in PROJECT_FILES}
         self.read: list[dict] = []
-        self.failed: list[dict] = []
+        self.failed = [{"path": path, "error": reason} for path, reason, junk in listing.skipped if not junk]
 
     def digest(self, start: str) -> str:
         """sha256 of the paths and contents of all files, and of `start`."""
