@@ -7,7 +7,8 @@ A cell trains a small model (tests/training_run.py), which stands still at a mom
 same again and compares the last checkpoint and the losses with those of an undisturbed run, bit for bit. Each cell is written
 as soon as it is known, so that a second call goes on where the first one ended.
 
-where    script, papermill, helpers.batch, notebook kernel; one of two processes; a script in a pid namespace, as in a container
+where    script, papermill, helpers.batch, notebook kernel; one of two processes; a script in a pid namespace, as in a container;
+         a Colab runtime that is taken away with its disk, and a new one with the Drive; cells of one kernel, run again in it
 when     in a step, in an evaluation, while a checkpoint is saved
 how      SIGTERM, SIGINT, SIGKILL. Of a kernel these are Jupyter's shutdown, the Stop button and a shutdown without patience
 
@@ -23,6 +24,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -38,7 +40,8 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from helpers.run import checkpoint, provenance  # noqa: E402
+from helpers.run import checkpoint, mirror, provenance  # noqa: E402
+from tests import colab  # noqa: E402
 from tests.batch import notebook  # noqa: E402
 
 RESULTS = ROOT / "docs/results/faults.json"
@@ -49,7 +52,7 @@ OPTIONS = {"width": 16}  # what the small notebook of the batch tests trains wit
 SIGNALS, MOMENTS = ("SIGTERM", "SIGINT", "SIGKILL"), ("step", "evaluation", "saving")
 CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 TELLING = re.compile(
-    r"(skipped checkpoint|resuming from |\b[A-Z]\w+Error: |\bStopped: |NonFinite|Checkpoint[NU]\w+: |FolderTaken).*"
+    r"(keep_in: |skipped checkpoint|resuming from |\b[A-Z]\w+Error: |\bStopped: |NonFinite|Checkpoint[NU]\w+: |FolderTaken).*"
 )
 
 
@@ -115,6 +118,9 @@ class Script:
 
     def said(self) -> str:
         return self.log.read_text(errors="replace")
+
+    def go_on(self) -> None:
+        """Runs what was stopped again where its process still lives."""
 
     def close(self) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -189,7 +195,11 @@ class Kernel(Script):
         self.client = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=LIMIT)
-        self.process, self.reply = psutil.Process(self.manager.provisioner.pid), {}
+        self.process = psutil.Process(self.manager.provisioner.pid)
+        self.execute()
+
+    def execute(self) -> None:
+        self.reply = {}
         code = "from tests import training_run as run\nrun.main({!r}, run.DEFAULTS | {!r})"
         self.asked = self.client.execute(code.format(str(self.output), self.options))
 
@@ -220,8 +230,38 @@ class Kernel(Script):
         self.manager.shutdown_kernel(now=True)
 
 
+class Cells(Kernel):
+    """Cells of one live kernel: what was stopped is run again in the same process."""
+
+    def go_on(self):
+        expect(self.process.is_running(), "the kernel is gone")
+        self.options = {name: value for name, value in self.options.items() if not name.startswith("hold")}
+        self.execute()
+        self.finish()
+
+
+class NewMachine(Script):
+    """A Colab runtime with `keep_in`, which is taken away with its disk; the next one has the Drive alone."""
+
+    before = ("unshare", "--mount")
+
+    def __init__(self, work: Path, kind: str, **options):
+        self.drive = colab.Drive(work / "drive")
+        super().__init__(work, kind, keep_in="drive", drive=str(self.drive.folder), **options)
+
+    def strike(self, how):
+        copies = self.drive.mounted / mirror.DRIVE_FOLDER / self.output.name
+        wait_for((copies / "checkpoint-4" / checkpoint.MANIFEST).exists, "no copy")
+        self.drive.upload()
+        super().strike(how)
+        self.drive.new_machine()
+        shutil.rmtree(self.output)
+
+
 PLACES = {
     "script": Script,
+    "new machine": NewMachine,
+    "cells of one kernel": Cells,
     "papermill": Papermill,
     "helpers.batch": Batch,
     "notebook kernel": Kernel,
@@ -296,7 +336,7 @@ def killed(work: Path, kind: str) -> None:
         expect(run.process.wait(LIMIT) == -signal.SIGKILL, run.said())
 
 
-def damaged(work: Path, kind: str, harm: str, name: str) -> str:
+def damaged(work: Path, kind: str, harm: str, name: str, from_step: int = 4) -> str:
     killed(work, kind)
     path = work / "run" / "output" / "checkpoint-8" / name
     content = path.read_bytes()
@@ -310,8 +350,8 @@ def damaged(work: Path, kind: str, harm: str, name: str) -> str:
             else content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
         )
     said = finish(Script, work, kind)
-    expect("skipped checkpoint-8: " in said and "resuming from checkpoint-4" in said, said)
-    return next(line for line in said.splitlines() if line.startswith("skipped "))
+    expect(f"resuming from checkpoint-{from_step}" in said, said)
+    return next(line for line in said.splitlines() if re.match(rf"skipped checkpoint-8: |{name} of ", line))
 
 
 def full_disk(work: Path, kind: str) -> str:
@@ -358,6 +398,108 @@ def two_owners(work: Path, kind: str, place: type[Script] = Script) -> str:
     return done.stderr
 
 
+def drive_answers(state: str) -> Callable[[Path, str], str]:
+    """Training ends whatever the Drive does; what it lacks is said, and copied when it answers again."""
+
+    def fault(work: Path, kind: str) -> str:
+        with standing(NewMachine, work, "step", kind) as run:
+            run.drive.answer(state)
+            (work / "hold").unlink()
+            wait_for((run.output / f"checkpoint-{LAST}" / checkpoint.MANIFEST).exists, "training waits for the Drive")
+            if state == "late":
+                run.drive.answer("")
+            said = run.finish()
+            copied = "everything is copied" if state == "late" else "ATTENTION: keep_in: not everything is copied"
+            expect(copied in said and said.count("keep_in: not copied to") == (state != "late"), said)
+            run.drive.answer("")
+        again = finish(NewMachine, work, kind)
+        expect("everything is copied" in again, again)
+        return next(line for line in said.splitlines() if "copied" in line and ("not " in line or state == "late"))
+
+    return fault
+
+
+def lost_minute(work: Path, kind: str) -> str:
+    """The Drive lost a part of what was copied in the last minute: whatever is left, the run ends as it would have."""
+    with standing(NewMachine, work, "evaluation", kind) as run:
+        wait_for(
+            (run.drive.mounted / mirror.DRIVE_FOLDER / "output/checkpoint-4" / checkpoint.MANIFEST).exists, "no copy"
+        )
+        run.process.kill()
+        run.process.wait()
+        run.drive.upload(random.Random(3))
+        run.drive.new_machine()
+        shutil.rmtree(run.output)
+    return finish(NewMachine, work, kind)
+
+
+def two_machines(work: Path, kind: str) -> str:
+    with standing(Script, work, "step", kind, keep_in=str(work / "kept")) as living:
+        options = {"keep_in": str(work / "kept"), "kind": kind}
+        other = work / "other" / living.output.name
+        done = subprocess.run(
+            [python(kind), "tests/training_run.py", other, json.dumps(OPTIONS | options)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        expect(done.returncode == 1 and "FolderTaken: keep_in=" in done.stderr, done.stdout + done.stderr)
+        (work / "hold").unlink()
+        living.finish()
+    return done.stderr
+
+
+def small_disk(work: Path, kind: str) -> str:
+    """Room for a checkpoint, but not for those that are kept: refused before the first step."""
+    output = work / "run" / "output"
+    output.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "none", str(output)], check=True)
+    try:
+        return fails(work, kind, "GiB are missing")
+    finally:
+        subprocess.run(["umount", str(output)], check=True)
+
+
+def moved(work: Path, kind: str, harm: str) -> str:
+    """A checkpoint under another name is not passed over, and a link to one is followed."""
+    killed(work, kind)
+    newest, other = work / "run/output/checkpoint-8", work / ("run/output/mine" if harm == "renamed" else "elsewhere")
+    newest.rename(other)
+    if harm == "renamed":
+        said = fails(work, kind, "rename it to checkpoint-8")
+        other.rename(newest)
+        return said
+    newest.symlink_to(other)
+    said = finish(Script, work, kind)
+    expect("resuming from checkpoint-8" in said and (other / checkpoint.MANIFEST).exists(), said)
+    return said
+
+
+def refused_by_torch(work: Path, kind: str) -> str:
+    killed(work, kind)
+    newest = work / "run/output/checkpoint-8"
+    (newest / "optimizer.pt").write_bytes(b"of another version")
+    digests = json.loads((newest / checkpoint.MANIFEST).read_text())
+    digests["optimizer.pt"] = hashlib.sha256(b"of another version").hexdigest()
+    (newest / checkpoint.MANIFEST).write_text(json.dumps(digests))
+    said = finish(Script, work, kind)
+    expect("resuming from checkpoint-4" in said, said)
+    return next(line for line in said.splitlines() if line.startswith("skipped "))
+
+
+def lost_identity(work: Path, kind: str) -> str:
+    """A power failure left run.json and sessions.json empty."""
+    options = {"keep_in": str(work / "kept")}
+    with running(Script, work, kind, kill_step=9, **options) as run:
+        expect(run.process.wait(LIMIT) == -signal.SIGKILL, run.said())
+    for name in ("run.json", "sessions.json"):
+        (run.output / name).write_bytes(b"")
+    said = finish(Script, work, kind, **options)
+    expect("resuming from checkpoint-8" in said, said)
+    return said
+
+
 def nan(what: str, **options) -> Callable[[Path, str], str]:
     return lambda work, kind: fails(work, kind, f"NonFiniteLoss: {what} is nan", **options)
 
@@ -368,6 +510,17 @@ FAULTS: dict[str, Callable[[Path, str], str]] = {
     "NaN loss": nan("loss", nan_step=6),
     "NaN gradient": nan("a weight", nan_gradient_step=8),
     "NaN in an optimizer moment": nan("an optimizer state", nan_moment_step=8),
+    "Drive drops": drive_answers("gone"),
+    "Drive fills up": drive_answers("full"),
+    "Drive does not answer": drive_answers("late"),
+    "Drive loses the last minute": lost_minute,
+    "two machines with one second place": two_machines,
+    "room for two checkpoints": small_disk,
+    "renamed checkpoint": lambda work, kind: moved(work, kind, "renamed"),
+    "linked checkpoint": lambda work, kind: moved(work, kind, "linked"),
+    "checkpoint that torch refuses": refused_by_torch,
+    "empty run.json and sessions.json": lost_identity,
+    "flipped meter.json": lambda work, kind: damaged(work, kind, "flipped", "meter.json", from_step=8),
     "two owners": two_owners,
     "two owners in a pid namespace": lambda work, kind: two_owners(work, kind, InContainer),
 }
@@ -388,6 +541,10 @@ def cells() -> list[Cell]:
     found += [
         Cell(each, "step", how) for each in ("one of two processes", "pid namespace") for how in ("SIGTERM", "SIGKILL")
     ]
+    found += [Cell("new machine", when, "SIGKILL") for when in MOMENTS] + [
+        Cell("new machine", "step", "SIGKILL", "xla")
+    ]
+    found += [Cell("cells of one kernel", when, "SIGINT") for when in MOMENTS]
     return found + [Cell("single fault", "", name) for name in FAULTS]
 
 
@@ -422,9 +579,10 @@ def outcome(cell: Cell, work: Path) -> dict:
         with standing(place, work, cell.when, cell.kind) as run:
             run.strike(cell.how)
             said = run.said()
-        newest, _ = checkpoint.newest_whole(work / "run" / "output")
-        saved = newest and checkpoint.step_of(newest)
-        expect(saved != LAST, "the run took no notice")
+            newest, _ = checkpoint.newest_whole(work / "run" / "output")
+            saved = newest and checkpoint.step_of(newest)
+            expect(saved != LAST, "the run took no notice")
+            run.go_on()
     finish(place, work, cell.kind)
     got, expected = ending(work / "run" / "output"), reference(place, cell.kind)
     differs = [name for name in expected if got.get(name) != expected[name]]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tests import colab
 from tests.killing import fail_at, kill_at
 
 DEFAULTS = {
@@ -47,6 +48,8 @@ DEFAULTS = {
     "scale": 0.0,  # of a real GradScaler on the CPU, as for fp16 on a GPU
     "eval_strategy": "steps",
     "card": "",  # of CUDA, in whose place the CPU stands
+    "keep_in": "",  # the run has a RunFolder with this second place
+    "drive": "",  # folder of the Google Drive of a Colab runtime (tests/colab.py), of which this is a process
     "unreadable": 0,  # errno with which every manifest answers
     "twice": "",  # another output_dir, in which the same model is to be trained afterwards
     "report_to": "none",
@@ -125,6 +128,8 @@ def main(output_dir: str, options: dict) -> dict:
         from tests.machine.cuda_stand_in import pretend
 
         pretend(options["card"])
+    if options["drive"]:
+        colab.pretend(Path(options["drive"]))
     from helpers.machine import runtime
 
     machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
@@ -132,11 +137,17 @@ def main(output_dir: str, options: dict) -> dict:
     import transformers
 
     from helpers.machine import ranks, xla
+    from helpers.parameters import Parameters
     from helpers.run import checkpoint
+    from helpers.run.run_folder import RunFolder
     from helpers.train.arguments import training_arguments
     from helpers.train.trainer import TrainerMixin
     from tests.workloads import plan_by_hand
 
+    run = None
+    if options["keep_in"]:
+        run = RunFolder.claim("training_run", Parameters(output_dir=output_dir, keep_in=options["keep_in"]))
+        run.same_data("blocks")
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randint(1, 200, (options["blocks"] + 16, options["length"]), generator=generator)
@@ -276,6 +287,8 @@ def main(output_dir: str, options: dict) -> dict:
             plan=planned,
             runtime=machine,
         ).train()
+    if run:
+        run.results(machine, **trainer.results())
     return {
         **seen,
         **trainer.results(),

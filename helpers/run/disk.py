@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pydantic_core
 
 from helpers.parameters import DRIVE
@@ -110,14 +111,19 @@ def require_room(folder: Path | str, needed: int, purpose: str) -> None:
 
 def require_mount(name: str, path: Path) -> None:
     """Raises ValueError if `path` lies where a disk should be mounted and none is: its files would go elsewhere."""
-    missing = [place for place in _places_of_disks(path) if not os.path.ismount(place)]
-    _mounts.update(folder for folder in path.parents if os.path.ismount(folder))
+    missing = [place for place in _places_of_disks(path) if not is_mount(place)]
+    _mounts.update(folder for folder in path.parents if is_mount(folder))
     if missing:
         remedy = f"Set keep_in={DRIVE!r}, which mounts it" if missing[0] == COLAB_DRIVE else "Mount the disk"
         raise ValueError(
             f"{name}={str(path)!r}: no disk is mounted at {missing[0]}. Files would go to this machine's own disk, and a run on the "
             f"other disk would not be found; nothing was touched. {remedy}, or set {name} to another folder"
         )
+
+
+def is_mount(place: Path) -> bool:
+    """Whether a disk is mounted there; a part of the same disk counts, which `os.path.ismount` does not see."""
+    return os.path.ismount(place) or str(place) in {disk.mountpoint for disk in psutil.disk_partitions(all=True)}
 
 
 def _places_of_disks(path: Path) -> list[Path]:

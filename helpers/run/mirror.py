@@ -67,7 +67,7 @@ def _mount_drive() -> Path:
     drive = _colab_drive()
     if not drive:
         raise ValueError(f"keep_in={DRIVE!r} is Google Drive in Colab, and this is not Colab: {remedy}")
-    if not os.path.ismount(disk.COLAB_DRIVE):
+    if not disk.is_mount(disk.COLAB_DRIVE):
         first = f"run drive.mount({str(disk.COLAB_DRIVE)!r}) in a notebook of this runtime first, or {remedy}"
         if any(name in " ".join(parent.cmdline()) for parent in psutil.Process().parents() for name in BATCH):
             raise ValueError(f"keep_in={DRIVE!r}: nobody can allow the access to Google Drive in a batch; {first}")

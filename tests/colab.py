@@ -1,0 +1,84 @@
+"""A stand-in for Colab: a module `google.colab`, and a Google Drive that loses, waits, fills up and drops.
+
+The module is put into a process by `pretend`. What the machine sees of the Drive is the folder `mounted`; `cloud` has what was
+uploaded, in any order, when the machine died. The file `state` says how the mounted Drive answers: "late", "full", "gone" or "".
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.machinery
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+MOUNT_POINT = Path("/content/drive")
+FAILURES = {"full": errno.ENOSPC, "gone": errno.ENOTCONN}
+
+
+class Drive:
+    """A Google Drive: as a machine sees it, and as it is in the cloud."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.mounted, self.cloud = folder, folder / "mounted", folder / "cloud"
+        for path in (self.mounted, self.cloud):
+            (path / "MyDrive").mkdir(parents=True, exist_ok=True)
+
+    def answer(self, state: str) -> None:
+        (self.folder / "state").write_text(state)
+
+    def upload(self, chance: random.Random | None = None) -> None:
+        """Brings all changes to the cloud, or those for which `chance` decides, as when the machine dies."""
+        names = {
+            path.relative_to(side) for side in (self.mounted, self.cloud) for path in side.rglob("*") if path.is_file()
+        }
+        for name in sorted(names):
+            if chance is None or chance.random() < 0.5:
+                if (self.mounted / name).is_file():
+                    (self.cloud / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(self.mounted / name, self.cloud / name)
+                else:
+                    (self.cloud / name).unlink()
+
+    def new_machine(self) -> None:
+        """Another machine mounts what is in the cloud."""
+        shutil.rmtree(self.mounted)
+        shutil.copytree(self.cloud, self.mounted)
+
+
+def pretend(folder: Path) -> None:
+    """Makes this process one of a Colab runtime with the Drive in `folder`."""
+    drive = Drive(folder)
+
+    def mount(point: str) -> None:
+        Path(point).mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mount", "--bind", drive.mounted, point], check=True)
+
+    def upload() -> dict[str, bytes]:
+        chosen = {path.name: path.read_bytes() for path in (folder / "chosen").iterdir()}
+        for name, content in chosen.items():
+            Path(name).write_bytes(content)
+        return chosen
+
+    def answers(event: str, arguments: tuple) -> None:
+        if event not in ("open", "os.scandir", "os.listdir", "os.rename") or not str(arguments[0]).startswith(places):
+            return
+        while (state := read_state()) == "late":
+            time.sleep(0.02)
+        if state in FAILURES and (state == "gone" or event == "os.rename"):
+            raise OSError(FAILURES[state], os.strerror(FAILURES[state]))
+
+    def read_state() -> str:
+        return state.read_text() if state.exists() else ""
+
+    state, places = folder / "state", (str(drive.mounted), str(MOUNT_POINT))
+    module = types.ModuleType("google.colab")
+    module.__spec__ = importlib.machinery.ModuleSpec("google.colab", None)
+    module.drive, module.files = types.SimpleNamespace(mount=mount), types.SimpleNamespace(upload=upload)
+    sys.modules["google.colab"] = module
+    sys.addaudithook(answers)
