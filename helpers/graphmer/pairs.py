@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from datasets import Dataset
 
+from helpers.data.listing import list_files
+
 LEAST_WORDS, MOST_WORDS = 4, 40  # of a question; "See above." asks for nothing
 MOST_BYTES = 1_000_000  # of a source file
 LEAST_HELD_OUT, MOST_HELD_OUT = 40, 100  # pairs of a package that is held out
@@ -56,9 +58,13 @@ def definitions(folder: str | Path) -> list[Definition]:
 
 def _files(root: Path) -> list[Path]:
     files = []
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(list_files(root, None, source=str(root)).files):
         parts = path.relative_to(root).with_suffix("").parts
-        if LEFT_OUT.isdisjoint(parts) and not any(part.startswith((".", "test_")) for part in parts):
+        if (
+            path.suffix == ".py"
+            and LEFT_OUT.isdisjoint(parts)
+            and not any(part.startswith((".", "test_")) for part in parts)
+        ):
             files.append(path)
     return files
 
