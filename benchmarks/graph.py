@@ -1,13 +1,21 @@
-"""Calls that the resolver of GraphMER-SE proves in packages of the Python index, beside jedi and a name matcher.
+"""Calls and references that GraphMER answers in packages of the Python index, beside jedi, basedpyright and a name matcher.
 
-    python benchmarks/graph.py --work FOLDER [--packages jinja2,werkzeug] [--jedi 300]
+    python benchmarks/graph.py --work FOLDER [--packages jinja2,werkzeug] [--calls 60] [--references 12]
 
 The packages are installed into FOLDER at one version each, and their own tests run there under Python's profiler, for at most
-15 seconds of processor time. The truth is what a call in the package then reached: a function of the package that has the name
-that the call names, or a constructor. A call that reached nothing of the package but a function of this name elsewhere counts for precision alone. Right is an answer that names this function, the same one of a base class (what is proved
-is the call of a method, whoever overrides it), or the class that is made. Recall is the share of calls that are answered rightly,
-precision the share of answers that are right. jedi is asked about `--jedi` calls of each package, drawn once; its time is that of
-these, in proportion to all calls that the sources write down. The name matcher answers with the only definition of a name.
+15 seconds of processor time. Those of CHOICE served while the resolver was written; those of REPORT served for no choice.
+
+**Calls.** The truth is what a call in the package then reached: a function of the package that has the name that the call names, or
+a constructor. A call that reached nothing of the package but a function of this name elsewhere counts for precision alone. Each call
+site counts once. Right is one answer, which names this function, the same one of a base class (what is proved is the call of a
+method, whoever overrides it), or the class that is made; "one of" is no right answer. Recall is the share of calls that are
+answered rightly, precision the share of answers that are right. Rivals answer with a file and a line, which are looked up among all
+definitions. They are asked about `--calls` calls of each package, drawn once, and the resolver is counted on these, too; times are
+processor times of what was asked, those of basedpyright with its reading of the package.
+
+**References.** For `--references` definitions of each package, drawn once, the lines that basedpyright's "find references" names,
+and which of these an answer of ours has. The name matcher answers with the only definition of a name.
+
 What was traced is kept in FOLDER, where a run that was interrupted goes on. Writes docs/results/graphmer_graph.json.
 """
 
@@ -29,24 +37,35 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 15
 # name: version, tests below the package ("") or its source archive ("/"), whether the Python index calls it otherwise
-PACKAGES = {
+CHOICE = {  # what was written was tried on these
     "jinja2": "jinja2==3.1.6 /tests",
     "werkzeug": "werkzeug==3.1.9 /tests --deselect=tests/test_serving.py",
     "prompt_toolkit": "prompt_toolkit==3.0.53 /tests",
     "marshmallow": "marshmallow==4.4.0 /tests",
     "markdown": "markdown==3.11.3 /tests",
     "lark": "lark==1.3.1 /tests",
-    "parso": "parso==0.8.7 /test",
     "docx": "python-docx==1.2.0 /tests",
-    "pptx": "python-pptx==1.0.2 /tests",
-    "tornado": "tornado==6.6.1 test",
-    "docutils": "docutils==0.23 /test/test_parsers /test/test_transforms",
-    "mpmath": "mpmath==1.3.0 tests",
 }
+REPORT = {  # these served for no choice
+    "click": "click==8.5.1 /tests",
+    "flask": "flask==3.1.3 /tests",
+    "pluggy": "pluggy==1.7.0 /testing",
+    "attr": "attrs==26.1.0 /tests",
+    "sqlparse": "sqlparse==0.6.1 /tests",
+    "mistune": "mistune==3.4.0 /tests",
+    "starlette": "starlette==1.10.0 /tests",
+    "tomlkit": "tomlkit==0.15.2 /tests",
+    "mako": "mako==1.4.3 /test",
+    "tornado": "tornado==6.6.1 test",
+    "networkx": "networkx==3.6.1 algorithms/tests",
+}
+PACKAGES = CHOICE | REPORT
 NEEDED = (
     "pytest==9.2.0 hypothesis pyparsing pytest-timeout simplejson ephemeral-port-reserve pytest-xprocess"  # by tests
 )
@@ -206,26 +225,50 @@ def truth(rows: list[list], calls: dict[str, dict]) -> dict[tuple[Site, int], se
 # ---- answers
 
 
-def resolver(package: Path) -> tuple[Callable[[Site, int], set[str]], Counter]:
-    """What the graph of the package knows, and how many definitions have a name."""
-    from helpers.graphmer.graph.extraction import load_graph
+def definitions_of(files: Iterable[str], package: Path) -> dict[tuple[str, int], str]:
+    """File and line of each function and class -> its full name as the interpreter says it."""
+    definitions = {}
 
-    graph = load_graph(package)
-    known = defaultdict(set)
-    for triple, lines in graph.sites.items():
-        tail, head = graph.entities[triple.tail], graph.entities[triple.head]
-        if tail.status == "defined":
-            file = str(package / graph.place(head, 1).rpartition(":")[0])
-            for line in lines:
-                known[file, line].add(tail.id)
+    def read(body: ast.AST, prefix: str, file: str) -> None:
+        for node in ast.iter_child_nodes(body):
+            inner = prefix
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                definitions[file, node.lineno] = f"{prefix}.{node.name}"
+                inner = f"{prefix}.{node.name}" + ("" if isinstance(node, ast.ClassDef) else ".<locals>")
+            read(node, inner, file)
+
+    for file in files:
+        parts = Path(file).relative_to(package.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        read(ast.parse(Path(file).read_bytes()), name, file)
+    return definitions
+
+
+def resolver(package: Path) -> tuple[Callable[[Site, int], set[str]], Callable[[Site, int], set[str]]]:
+    """What the sources of a package prove; and the only definition of a name."""
+    from helpers.graphmer.ask import Asked
+
+    asked = Asked(package)
+    repository = asked.repository
+    places = {}
+    for file in repository.modules:
+        names, _ = repository.modules[file]
+        for use in repository.mentions(file):
+            places[str(package / file), use.line, use.column] = (names, use)
     defined = defaultdict(set)
-    for entity in graph.entities.values():
-        if entity.status == "defined" and entity.type in ("function", "method", "class", "exception"):
-            defined[entity.name].add(entity.id)
+    for name, (_, entity) in repository.entities.items():
+        if entity.type in ("function", "method", "class", "exception"):
+            defined[entity.name].add(name)
 
-    def answers(site: Site, _: int) -> set[str]:
-        file, line, name = site
-        return {one for one in known[file, line] if graph.entities[one].name == name}
+    def answers(site: Site, column: int) -> set[str]:
+        file, line, _ = site
+        if (file, line, column) not in places:
+            return set()
+        names, use = places[file, line, column]
+        value = names.mentioned(use.scope, use.chain).one
+        if value and value.is_instance:
+            value = names.member(value, "__call__").one
+        return {value.entity.partition("#")[0]} if value and value.entity in names.defined else set()
 
     def only_one(site: Site, _: int) -> set[str]:
         return defined[site[2]] if len(defined[site[2]]) == 1 else set()
@@ -233,7 +276,7 @@ def resolver(package: Path) -> tuple[Callable[[Site, int], set[str]], Counter]:
     return answers, only_one
 
 
-def by_jedi(package: Path) -> Callable[[Site, int], set[str]]:
+def by_jedi(package: Path, definitions: dict[tuple[str, int], str]) -> Callable[[Site, int], set[str]]:
     import jedi
 
     project, scripts = jedi.Project(package.parent), {}
@@ -242,30 +285,109 @@ def by_jedi(package: Path) -> Callable[[Site, int], set[str]]:
         file, line, _ = site
         if file not in scripts:
             scripts[file] = jedi.Script(path=file, project=project)
-        found = scripts[file].goto(line, column, follow_imports=True)
+        names = scripts[file].goto(line, column, follow_imports=True)
         return {
-            one.full_name
-            for one in found
-            if one.type in ("function", "class") and (one.full_name or "").startswith(package.name)
+            definitions[str(name.module_path), name.line]
+            for name in names
+            if (str(name.module_path), name.line) in definitions
         }
 
     return answers
+
+
+class Basedpyright:
+    """The language server of basedpyright, which is asked over stdin and stdout."""
+
+    def __init__(self, package: Path, python: Path):
+        self.package, self.number, self.opened = package, 0, set()
+        command = [Path(sys.executable).with_name("basedpyright-langserver"), "--stdio"]
+        self.before = os.times()
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=package.parent)
+        self.settings = {
+            "python": {"pythonPath": str(python)},
+            "basedpyright": {
+                "analysis": {"diagnosticMode": "openFilesOnly", "include": [str(package)], "typeCheckingMode": "off"}
+            },
+        }
+        folder = {"uri": package.as_uri(), "name": package.name}
+        capabilities = {"workspace": {"configuration": True, "workspaceFolders": True}}
+        start = {
+            "processId": os.getpid(),
+            "rootUri": folder["uri"],
+            "workspaceFolders": [folder],
+            "capabilities": capabilities,
+        }
+        self.ask("initialize", start)
+        self.send({"method": "initialized", "params": {}})
+
+    def send(self, message: dict) -> None:
+        content = json.dumps({"jsonrpc": "2.0"} | message).encode()
+        self.process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(content) + content)
+        self.process.stdin.flush()
+
+    def receive(self) -> dict:
+        length = 0
+        while line := self.process.stdout.readline().strip():
+            if line.lower().startswith(b"content-length:"):
+                length = int(line.partition(b":")[2])
+        return json.loads(self.process.stdout.read(length))
+
+    def ask(self, method: str, parameters: dict) -> Any:
+        self.number += 1
+        self.send({"id": self.number, "method": method, "params": parameters})
+        while True:
+            message = self.receive()
+            if message.get("id") == self.number and "method" not in message:
+                return message.get("result")
+            if "id" in message:  # the server asks
+                result = None
+                if message["method"] == "workspace/configuration":
+                    items = message["params"]["items"]
+                    result = [self._setting(item.get("section") or "") for item in items]
+                self.send({"id": message["id"], "result": result})
+
+    def _setting(self, section: str) -> Any:
+        value: Any = self.settings
+        for part in section.split("."):
+            value = value.get(part, {}) if isinstance(value, dict) else {}
+        return value
+
+    def lines(self, method: str, file: str, line: int, column: int) -> list[tuple[str, int]]:
+        """File and line of each place that an answer names."""
+        uri = Path(file).as_uri()
+        if file not in self.opened:
+            self.opened.add(file)
+            text = Path(file).read_text(encoding="utf-8")
+            document = {"uri": uri, "languageId": "python", "version": 1, "text": text}
+            self.send({"method": "textDocument/didOpen", "params": {"textDocument": document}})
+        place = {"textDocument": {"uri": uri}, "position": {"line": line - 1, "character": column}}
+        found = self.ask(f"textDocument/{method}", place | {"context": {"includeDeclaration": False}}) or []
+        found = found if isinstance(found, list) else [found]
+        return [(unquote(urlparse(one["uri"]).path), one["range"]["start"]["line"] + 1) for one in found]
+
+    def end(self) -> float:
+        """Ends the server; returns the processor seconds that it took."""
+        self.ask("shutdown", {})
+        self.send({"method": "exit"})
+        self.process.wait()
+        after = os.times()
+        return after.children_user + after.children_system - self.before.children_user - self.before.children_system
 
 
 def scored(
     package: str, right: dict[tuple[Site, int], set[str]], answers: Callable, asked: Iterable
 ) -> dict[str, float]:
     """reached: calls that reached a function of the package. answered, right: of all calls that ran."""
-    start, found = time.process_time(), Counter()
+    start, counts = time.process_time(), Counter()
     for call in asked:
         given = answers(*call)
-        found["reached"] += any(one.startswith(f"{package}.") for one in right[call])
-        found["answered"] += bool(given)
-        found["right"] += bool(given & right[call])
-    return dict(found) | {"seconds": round(time.process_time() - start, 2)}
+        counts["reached"] += any(one.startswith(f"{package}.") for one in right[call])
+        counts["answered"] += bool(given)
+        counts["right"] += len(given) == 1 and bool(given & right[call])
+    return dict(counts) | {"seconds": round(time.process_time() - start, 2)}
 
 
-def measured(packages: Packages, name: str, most_of_jedi: int) -> dict:
+def measured(packages: Packages, name: str, most_calls: int, most_references: int) -> dict:
     package = packages.site / name
     rows = packages.traced(name)
     files = [
@@ -277,20 +399,70 @@ def measured(packages: Packages, name: str, most_of_jedi: int) -> dict:
     right = truth(rows, calls)
     start = time.process_time()
     ours, only_one = resolver(package)
-    extraction = round(time.process_time() - start, 2)
-    written = sum(map(len, calls.values()))
+    reading = round(time.process_time() - start, 2)
     found = {
         "lines": sum(Path(file).read_bytes().count(b"\n") for file in files),
-        "calls": written,
-        "resolver": scored(name, right, ours, right) | {"seconds": extraction},
+        "calls": sum(map(len, calls.values())),
+        "resolver": scored(name, right, ours, right) | {"seconds": reading},
         "only definition of the name": scored(name, right, only_one, right),
     }
-    drawn = random.Random(0).sample(sorted(right), min(most_of_jedi, len(right)))
-    if drawn:
-        jedi = scored(name, right, by_jedi(package), drawn)
-        found["jedi"] = jedi | {"seconds_for_all": round(jedi["seconds"] / len(drawn) * written, 1)}
-        found["resolver on jedi's calls"] = scored(name, right, ours, drawn)
+    drawn = random.Random(0).sample(sorted(right), min(most_calls, len(right)))
+    definitions = definitions_of([*files, *map(str, package.rglob("*.pyi"))], package)
+    jedi = by_jedi(package, definitions)
+    server = Basedpyright(package, packages.python)
+
+    def by_basedpyright(site: Site, column: int) -> set[str]:
+        file, line, _ = site
+        return {definitions[place] for place in server.lines("definition", file, line, column) if place in definitions}
+
+    tools = {"jedi": jedi, "basedpyright": by_basedpyright, "resolver on these": ours}
+    tools["resolver and jedi on these"] = lambda *call: ours(*call) or jedi(*call)
+    for tool, answers in tools.items():
+        found[tool] = scored(name, right, answers, drawn)
+    found["basedpyright"]["seconds"] = round(server.end(), 2)
+    found["references"] = references(packages, package, files, most_references)
     return found
+
+
+def references(packages: Packages, package: Path, files: list[str], most: int) -> dict:
+    """Lines that basedpyright names for definitions of a package, those that our answers have, and what is missing."""
+    from helpers.graphmer.ask import KNOWN, OPEN, Asked
+
+    asked, server = Asked(package), Basedpyright(package, packages.python)
+    places = {}
+    for name, (names, entity) in sorted(asked.repository.entities.items()):
+        is_code = entity.type in ("function", "method", "class", "exception") and "#" not in name
+        file = str(package / asked.repository.files.get((names, entity.module), ""))
+        if is_code and "<" not in name and not entity.name.startswith("__") and file in files:
+            places[name] = (file, entity.line, entity.name)
+    counts, missing, kinds, ours_alone, seconds = Counter(), [], Counter(), 0, 0.0
+    for name in random.Random(1).sample([*places], min(most, len(places))):
+        path, line, word = places[name]
+        text = Path(path).read_text(encoding="utf-8").split("\n")[line - 1]
+        theirs = set(server.lines("references", path, line, text.index(word)))
+        theirs = {place for place in theirs if place[0] in files}
+        start = time.process_time()
+        sites = asked.uses(name, infer=False)
+        seconds += time.process_time() - start
+        ours = {(str(package / site.file), site.line): site for site in sites}
+        known = {place for place, site in ours.items() if site.status != OPEN}
+        proved = {place for place, site in ours.items() if site.status == KNOWN}
+        counts.update(
+            definitions=1,
+            references=len(theirs),
+            named=len(theirs & {*ours}),
+            tied=len(theirs & known),
+            proved=len(theirs & proved),
+        )
+        ours_alone += len(proved - theirs)
+        kinds.update(site.kind for place, site in ours.items() if place in theirs)
+        missing += [
+            f"{name}: {place.removeprefix(str(package))}:{number}" for place, number in sorted(theirs - {*ours})
+        ]
+    return dict(counts) | {
+        "proved_by_us_alone": ours_alone, "kinds": dict(kinds), "missing": missing, "seconds": round(seconds, 2),
+        "seconds_of_basedpyright": round(server.end(), 2),
+    }  # fmt: skip
 
 
 def asking(package: Path, name: str) -> dict:
@@ -312,7 +484,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="folder for the packages and what was traced")
     parser.add_argument("--packages", default=",".join(PACKAGES), help="names, with commas in between")
-    parser.add_argument("--jedi", type=int, default=300, help="calls of a package that jedi is asked about")
+    parser.add_argument("--calls", type=int, default=60, help="calls of a package that the rivals are asked about")
+    parser.add_argument(
+        "--references", type=int, default=12, help="definitions of a package whose references are compared"
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/graphmer_graph.json")
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT))
@@ -321,10 +496,12 @@ def main() -> None:
     packages = Packages(arguments.work)
     found = {}
     for name in arguments.packages.split(","):
-        found[name] = {"pin": PACKAGES[name].split()[0]} | measured(packages, name, arguments.jedi)
+        role = "choice" if name in CHOICE else "report"
+        found[name] = {"pin": PACKAGES[name].split()[0], "role": role}
+        found[name] |= measured(packages, name, arguments.calls, arguments.references)
         print(json.dumps({name: found[name]}), flush=True)
     asked = asking(packages.site / ASKED[0], ASKED[1])
-    report.write(arguments.output, report.machine("cpu", ["jedi"]), packages=found, asking=asked)
+    report.write(arguments.output, report.machine("cpu", ["jedi", "basedpyright"]), packages=found, asking=asked)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,24 @@
-"""python -m helpers.graphmer ask REPOSITORY NAME called_by|calls|impact   what the sources prove, without a model
+"""python -m helpers.graphmer ask REPOSITORY NAME [called_by|calls|impact]   what the sources prove, without a model
+python -m helpers.graphmer impact REPOSITORY NAME                        all that a change of it reaches
 python -m helpers.graphmer search REPOSITORY "QUESTION"                  functions and classes that fit a question best
+python -m helpers.graphmer mcp REPOSITORY                                a server for a coding agent (pip install mcp)
 
-To train from the shell, run the notebook: `python -m helpers.batch notebooks/graphmer_se.ipynb --output-dir runs
-config=mine.yaml max_steps=1000 data_source=my/repository`.
+With --json an answer is one JSON object. To train from the shell, run the notebook: `python -m helpers.batch
+notebooks/graphmer_se.ipynb --output-dir runs config=mine.yaml max_steps=1000 data_source=my/repository`.
 """
 
 import argparse
+import json
 import sys
-from collections import Counter
 from collections.abc import Sequence
-from itertools import chain
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints answers. What cannot be asked ends with exit code 2."""
     parser = _parser()
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        asked.action(asked)
+        options.action(options)
     except (ValueError, FileNotFoundError, ImportError) as error:
         parser.error(str(error))
     return 0
@@ -25,15 +26,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m helpers.graphmer")
-    commands = parser.add_subparsers(metavar="ask | search", required=True)
+    commands = parser.add_subparsers(metavar="ask | impact | search | mcp", required=True)
     ask = commands.add_parser("ask", help="what the sources prove about a function or class, without a model")
+    impact = commands.add_parser("impact", help="all that a change of a function or class reaches")
     search = commands.add_parser("search", help="functions and classes that fit a question best")
-    for command, action, most in ((ask, _ask, 20), (search, _search, 5)):
+    server = commands.add_parser("mcp", help="answers a coding agent over the Model Context Protocol")
+    for command, action in ((ask, _ask), (impact, _ask), (search, _search), (server, _serve)):
         command.add_argument("repository", help="folder of Python and Java sources")
+        command.set_defaults(action=action, relation="impact")
+    for command, most in ((ask, 20), (impact, 20), (search, 5)):
         command.add_argument("--most", type=int, default=most, help=f"answers of each status; default {most}")
-        command.set_defaults(action=action)
-    ask.add_argument("name", help="package.module.function, or the end of it where no other has the same")
-    ask.add_argument("relation", help="called_by, calls or impact")
+        command.add_argument("--json", action="store_true", help="one JSON object in the place of a table")
+    for command in (ask, impact):
+        command.add_argument("name", help="package.module.function, or the end of it where no other has the same")
+    ask.add_argument("relation", nargs="?", default="called_by", help="called_by (the default), calls or impact")
     search.add_argument("question", help="what the function does, in words")
     search.add_argument(
         "--model", help="folder of a sentence encoder, such as `search_model` of a run; else BM25 alone"
@@ -41,26 +47,41 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _search(asked: argparse.Namespace) -> None:
-    from .search import search
-
-    found = search(asked.repository, asked.question, model=asked.model, most=asked.most)
-    _show([each._asdict() for each in found], asked.question)
-
-
-def _ask(asked: argparse.Namespace) -> None:
+def _ask(options: argparse.Namespace) -> None:
     from .ask import Asked
 
-    questions = Asked(asked.repository)
-    entity = questions.entity(asked.name)
-    answers = questions.answers(entity.id, asked.relation)
-    count = Counter(each.status for each in answers)
-    of_each = [[each._asdict() for each in answers if each.status == status][: asked.most] for status in count]
-    rows = [*chain.from_iterable(of_each)]
-    found = ", ".join(f"{number:,} {status}" for status, number in count.items()) or "nothing that the sources say"
-    _show(rows, f"{entity.id} {asked.relation}: {found}")
-    if failed := questions.graph.manifest["failed"]:
-        _show(failed[: asked.most], f"{len(failed):,} files could not be read, and what they call is not here")
+    report = Asked(options.repository).report(options.name, options.relation, options.most)
+    if options.json:
+        print(json.dumps(report))
+        return
+    counts = [f"{number:,} {status}" for status, number in report["count"].items()]
+    _show(report["answers"], f"{report['name']} {report['relation']}: {', '.join(counts) or report['nothing']}")
+    _show_unread(report["unread"], options.most)
+
+
+def _search(options: argparse.Namespace) -> None:
+    from .graph.repository import cached_graph
+    from .search import search
+
+    hits = search(options.repository, options.question, model=options.model, most=options.most)
+    rows = [hit._asdict() | {"score": round(hit.score, 3)} for hit in hits]
+    unread = cached_graph(options.repository).manifest["failed"]
+    if options.json:
+        print(json.dumps({"hits": rows, "unread": unread}))
+        return
+    _show(rows, options.question)
+    _show_unread(unread, options.most)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from .agent import serve
+
+    serve(options.repository)
+
+
+def _show_unread(failed: Sequence[dict], most: int) -> None:
+    if failed:
+        _show(failed[:most], f"{len(failed):,} files could not be read, and what is in them is not here")
 
 
 def _show(rows: Sequence[dict], caption: str) -> None:

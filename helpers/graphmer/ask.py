@@ -1,4 +1,4 @@
-"""What the sources of a repository prove about a function, without a model: who calls it, what it calls, what a change reaches.
+"""What the sources of a repository prove about a name, without a model: who uses it, what it calls, what a change reaches.
 
 asked = Asked("my/repository")
 asked.answers("package.Class.method", "called_by")
@@ -6,33 +6,51 @@ asked.answers("package.Class.method", "called_by")
 What only running would tell is never called known. No model guesses here: in no study did one add to what names and sources say.
 """
 
+import contextlib
 import difflib
-import linecache
-from collections import defaultdict
-from collections.abc import Iterator
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .graph.extraction import cached_graph, folder_of
-from .graph.knowledge_graph import DEFINED, UNRESOLVED, Entity, Triple, unresolved
+from .graph.extraction import load_graph
+from .graph.knowledge_graph import EXTERNAL, UNKNOWN, Entity, KnowledgeGraph, unresolved
+from .graph.repository import Repository
+from .graph.resolution import Resolver, Targets, join, only
+from .graph.scopes import Expression, ImportedName, Module, Scope, Use, Value
 
 KNOWN = "known"
 OVERRIDDEN = "overridden"
+ONE_OF = "one of"
+INFERRED = "inferred"
 OPEN = "open"
-CALLS = ("calls", "instantiates")
+STATUSES = (KNOWN, OVERRIDDEN, ONE_OF, INFERRED, OPEN)
+RELATIONS = ("called_by", "calls", "impact")
+CALLS = ("called", "decorates", "raised", "with", "awaited")
+_STATIC = ("imported", "exported", "annotated")  # uses that run nothing
+_VARIABLES = ("variable", "field")
+_OF_VARIABLES = ("written", "deleted", "imported", "exported")  # other uses of a variable or a property read it
+_INFERENCE_SECONDS = 3.0
 
 
 class Answer(NamedTuple):
     """Another end of the relation.
 
     status: "known", the sources prove it · "overridden", they prove a call of the method that this one overrides, or is
-        overridden by · "open", they name it there, and do not prove what is meant.
-    steps: calls in between, and one more. defined: file:line of its definition. mentioned: file:line of each mention.
-    source: the line of the first mention. could_be: what an open name is the name of.
+        overridden by · "one of", it is this or one of those in `could_be` · "inferred", by jedi · "open", they name it there, and
+        do not prove what is meant.
+    kind: how it is used: "called", "decorates", "raised", "passed" and so on; "text" for a word that is no name of the language.
+    steps: uses in between, and one more. defined: file:line of its definition. mentioned: file:line of each mention.
+    source: the line of the first mention. could_be: what else may be meant.
     """
 
     name: str
     status: str
+    kind: str = "called"
     steps: int = 1
     defined: str = ""
     mentioned: str = ""
@@ -40,141 +58,409 @@ class Answer(NamedTuple):
     could_be: str = ""
 
 
+class Site(NamedTuple):
+    """One mention: in which definition of which file, and what is said of it."""
+
+    owner: str
+    status: str
+    kind: str
+    file: str
+    line: int
+    column: int
+    could_be: str = ""
+
+
 class Asked:
-    """A repository that is asked. Raises what `load_graph` does."""
+    """A repository that is asked; what has changed is read again at each question. Raises what `load_graph` does."""
 
     def __init__(self, repository: str | Path):
-        self.graph, self.folder = cached_graph(repository), folder_of(repository)
-        linecache.checkcache()
-        self.tails: dict[tuple[str, str], list[Triple]] = defaultdict(list)  # by head and relation
-        self.heads: dict[tuple[str, str], list[Triple]] = defaultdict(list)  # by tail and relation
-        for triple in self.graph.triples:
-            self.tails[triple.head, triple.relation].append(triple)
-            self.heads[triple.tail, triple.relation].append(triple)
+        self.repository = Repository(repository)
 
-    def answers(self, name: str, relation: str) -> list[Answer]:
-        """Every known answer, nearest first, then the open ones.
+    @cached_property
+    def graph(self) -> KnowledgeGraph:
+        """Entities and triples of the repository, as a model is trained on."""
+        return load_graph(self.repository.data_source)
 
-        name: qualified name of an entity, or the end of one that no other has.
-        relation: "called_by", "calls" or "impact" (all that reach it over calls).
+    @property
+    def failed(self) -> list[dict[str, str]]:
+        """Path and error of each file that could not be read: what it uses is in no answer."""
+        return self.repository.failed
+
+    def answers(self, name: str, relation: str, infer: bool = True) -> list[Answer]:
+        """Every known answer, nearest first, then the others.
+
+        name: qualified name of a definition, or the end of one that no other has; of a Java method all overloads, where it is
+            written without parameters.
+        relation: "called_by" (every use, with its kind), "calls" or "impact" (all that reach it over uses that run it).
+        infer: whether jedi, where it is installed, is asked about open lines, for three seconds.
 
         Raises ValueError: an unknown name (with near ones) or relation.
         """
-        entity = self.entity(name)
-        if relation == "impact":
-            found = [*self._impact(entity.id), *self._open_callers(entity)]
-        elif relation == "called_by":
-            found = [*self._callers(entity.id), *self._open_callers(entity)]
-        elif relation == "calls":
-            found = [self._forward(triple) for each in CALLS for triple in self.tails[entity.id, each]]
-        else:
+        if relation not in RELATIONS:
             raise ValueError(f"relation={relation!r}: must be called_by, calls or impact")
-        first = {}
-        for each in sorted(found, key=lambda each: (each.status == OPEN, each.steps, each.status)):
-            first.setdefault((each.name, each.status, each.source if each.status == OPEN else ""), each)
-        return [*first.values()]
+        self.repository.refresh()
+        group = self.group(name)
+        if relation == "calls":
+            return [answer for entity in group for answer in self._called(entity)]
+        sites = self.uses(name, infer)
+        if relation == "impact":
+            unproved = [site for site in sites if site.status not in (KNOWN, OVERRIDDEN)]
+            return [*self._impact(group, sites), *self._answers(unproved)]
+        return self._answers(sites) or self._answers(self._texts(group))
+
+    def uses(self, name: str, infer: bool = True) -> list[Site]:
+        """Every mention of a definition, in the files that are near it first."""
+        group = self.group(name)
+        sites = self._sites(group)
+        return [*self._inferred(group, sites)] if infer else sites
+
+    def report(self, name: str, relation: str, most: int) -> dict[str, Any]:
+        """`answers` as JSON: how many of each status, at most `most` of each, and the files that could not be read."""
+        answers = self.answers(name, relation)
+        count = Counter(answer.status for answer in answers)
+        rows = []
+        for status in count:
+            rows += [answer._asdict() for answer in answers if answer.status == status][:most]
+        word = _without_parameters(name).rpartition(".")[2]
+        nothing = f"nothing: no file that was read has the word {word!r} elsewhere"
+        return {
+            "name": self.entity(name).id,
+            "relation": relation,
+            "count": dict(count),
+            "answers": rows,
+            "nothing": nothing if relation == "called_by" else "nothing that the sources prove",
+            "unread": self.failed,
+        }
+
+    # ---- names
 
     def entity(self, name: str) -> Entity:
-        """The entity of a name, or of the end of one; of a Java method also without its parameters."""
-        if (exact := self.graph.entities.get(name)) and exact.status != UNRESOLVED:
-            return exact
-        names = {one.id: one.id.partition("(")[0] for one in self._defined()}
+        """The definition of a name, or of the end of one, under its whole name; of several overloads the name of all."""
+        group = self.group(name)
+        _, entity = self.repository.entities[group[0]]
+        return entity._replace(id=group[0] if len(group) == 1 else _without_parameters(group[0]))
+
+    def group(self, name: str) -> list[str]:
+        """Names of all definitions that a name means: those of one qualified name, but for parameters."""
+        if name in self.repository.entities and name != _without_parameters(name):
+            return [name]
+        names = self._definitions()
+        matches = [one for one, base in names.items() if base == name]
         ends = (f".{name}", f"/{name}", f":{name}")
-        found = [one for one, each in names.items() if each == name]
-        found = found or [one for one, each in names.items() if each.endswith(ends) or one.endswith(ends)]
-        if len(found) == 1:
-            return self.graph.entities[found[0]]
-        if found:
-            raise ValueError(f"name={name!r}: {len(found)} have this name: {_some(sorted(found))}; give a longer one")
+        matches = matches or [one for one, base in names.items() if base.endswith(ends) or one.endswith(ends)]
+        bases = {names[one] for one in matches}
+        if len(bases) == 1:
+            return matches
+        if matches:
+            raise ValueError(f"name={name!r}: {len(bases)} have this name: {_some(sorted(bases))}; give a longer one")
+        if self._is_used_from_outside(name):
+            return [name]
         raise ValueError(f"name={name!r}: none of {len(names):,} definitions has this name; {_near(name, names)}")
 
-    def _defined(self) -> Iterator[Entity]:
-        return (one for one in self.graph.entities.values() if one.status == DEFINED and one.type != "parameter")
+    def _is_used_from_outside(self, name: str) -> bool:
+        """Whether the sources prove a use of what is defined elsewhere, `json.dumps`."""
+        last = name.rpartition(".")[2]
+        entity = Entity(name, UNKNOWN, last, EXTERNAL)
+        for resolver in self.repository.resolvers.values() if "." in name else ():
+            self.repository.entities[name] = (resolver, entity)
+            if any(site.status == KNOWN for site in self._sites([name])):
+                return True
+            del self.repository.entities[name]
+        return False
 
-    # ---- who calls it
+    def _definitions(self) -> dict[str, str]:
+        """All but parameters, each with its name as one asks for it."""
+        entities = self.repository.entities.items()
+        return {name: _without_parameters(name) for name, (_, entity) in entities if entity.type != "parameter"}
 
-    def _callers(self, entity: str) -> Iterator[Answer]:
-        """By a call that names it, the class that it makes, or a method that it overrides."""
-        overridden = [entity]
-        for one in overridden:
-            above = (triple.tail for triple in self.tails[one, "overrides"])
-            overridden += [each for each in above if each not in overridden]
-            for triple in self.heads[one, "calls"]:
-                yield self._backward(triple, KNOWN if one == entity else OVERRIDDEN)
-        for one in (entity, *self._made_by(entity)):
-            for triple in self.heads[one, "instantiates"]:
-                yield self._backward(triple, KNOWN)
+    # ---- who uses it
 
-    def _made_by(self, constructor: str) -> list[str]:
-        """Classes whose instances a constructor makes: its own, and those below that have none."""
-        if self.graph.entities[constructor].type != "constructor":
-            return []
-        made = [triple.head for triple in self.heads[constructor, "contains"]]
-        for one in made:
-            below = (triple.head for triple in self.heads[one, "inherits_from"])
-            made += [each for each in below if each not in made and not self._has_constructor(each)]
-        return made
+    def _sites(self, group: list[str]) -> list[Site]:
+        resolver = self.repository.entities[group[0]][0]
+        entities = [self.repository.entities[name][1] for name in group]
+        words = self._words(resolver, entities)
+        name = entities[0].name
+        files = self.repository.modules if name == "__call__" else self.repository.files_with(words)
+        sites = []
+        for file in files:
+            if self.repository.modules[file][0] is not resolver:
+                continue
+            for use in self.repository.mentions(file):
+                last = re.split(r"[/()!~]", use.chain.rpartition(".")[2].rpartition(":")[2], maxsplit=1)[0]
+                if last in words or last == "cls" or name == "__call__":
+                    site = self._site(resolver, use, entities, file, is_named=last == name)
+                    if site:
+                        sites.append(site)
+        if any(site.status == OPEN for site in sites):
+            could_be = _some(self._candidates(name))
+            sites = [site._replace(could_be=could_be) if site.status == OPEN else site for site in sites]
+        distances = self._distances(group)
+        return sorted(sites, key=lambda site: distances.get(site.file, 2))
 
-    def _has_constructor(self, owner: str) -> bool:
-        return any(self.graph.entities[each.tail].type == "constructor" for each in self.tails[owner, "contains"])
+    def _candidates(self, name: str) -> list[str]:
+        """All definitions of a name that a use of it may mean."""
+        others = (*_VARIABLES, "module", "package", "parameter")
+        entities = self.repository.entities.items()
+        return [shown for shown, (_, entity) in entities if entity.name == name and entity.type not in others]
 
-    def _open_callers(self, entity: Entity) -> list[Answer]:
-        """Calls of this name that are not proved, those of its module and of modules that import it first."""
-        if entity.type in ("module", "package"):
-            return []
-        near = {triple.head for triple in self.heads[entity.module, "imports"]}
+    def _distances(self, group: list[str]) -> dict[str, int]:
+        """0 for the file of a definition, 1 for files that name its module."""
+        resolver, entity = self.repository.entities[group[0]]
+        word = entity.module.rpartition(".")[2]
+        near = dict.fromkeys(self.repository.files_with({word}) if word else (), 1)
+        return near | {self.repository.files.get((resolver, entity.module), ""): 0}
 
-        def distance(triple: Triple) -> int:
-            module = self.graph.entities[triple.head].module
-            return 0 if module == entity.module else 1 if module in near else 2
+    def _site(self, resolver: Resolver, use: Use, entities: list[Entity], file: str, is_named: bool) -> Site | None:
+        """What is said of a mention; None where it is one of something else."""
+        ids = {entity.id for entity in entities}
+        targets = self._targets(resolver, use, entities[0])
+        meant = [value.entity for value in targets.values if not value.is_instance]
+        hits = ids.intersection(meant)
+        status, could_be = OPEN, ""
+        if hits:
+            if targets.one:
+                status = KNOWN
+            elif targets.complete:
+                status = ONE_OF
+            could_be = _some([one for one in meant if one not in hits or len(meant) > 1]) if status != KNOWN else ""
+        elif targets.complete and targets.values:
+            methods = [value.entity for value in targets.values if not value.exact and not value.is_instance]
+            if not any(ids.intersection(resolver.overriders(method)) for method in methods):
+                return None
+            status = OVERRIDDEN if targets.one else ONE_OF
+            could_be = "" if targets.one else _some(meant)
+        elif not is_named or not self._may_be(resolver, use, entities):
+            return None
+        kind = use.kind
+        if entities[0].type in _VARIABLES or resolver.is_property(Value(entities[0].id)):
+            kind = kind if kind in _OF_VARIABLES else "read"
+        return Site(use.scope.owner, status, kind, file, use.line, use.column, could_be)
 
-        triples = sorted(self.heads[unresolved(entity.name), "calls"], key=distance)
-        return [self._backward(triple, OPEN) for triple in triples]
+    def _targets(self, resolver: Resolver, use: Use, entity: Entity) -> Targets:
+        if use.kind in ("written", "deleted") or entity.type in _VARIABLES or resolver.is_property(Value(entity.id)):
+            return resolver.places(use.scope, use.chain)
+        targets = resolver.mentioned(use.scope, use.chain)
+        if entity.name == "__init__":
+            return targets.each(lambda value: self._constructor(resolver, value))
+        if entity.name == "__call__":
+            return targets.each(lambda value: resolver.member(value, "__call__") if value.is_instance else only(value))
+        return targets
 
-    def _impact(self, entity: str) -> list[Answer]:
-        """All that reach it, each by the fewest calls; what is not proved is not followed."""
-        found: dict[str, Answer] = {}
-        reached = [Answer(entity, KNOWN, 0)]
-        for one in reached:
-            for caller in self._callers(one.name):
-                if caller.name not in found and caller.name != entity:
-                    status = OVERRIDDEN if OVERRIDDEN in (one.status, caller.status) else KNOWN
-                    found[caller.name] = caller._replace(status=status, steps=one.steps + 1)
-                    reached.append(found[caller.name])
-        return reached[1:]
+    def _constructor(self, resolver: Resolver, value: Value) -> Targets:
+        is_class = not value.is_instance and value.entity in resolver.classes
+        if not is_class:
+            return only(value)
+        classes = [value.entity] if value.exact else [value.entity, *resolver.subclasses(value.entity)]
+        return join([resolver.constructor(entity) for entity in classes])
+
+    def _may_be(self, resolver: Resolver, use: Use, entities: list[Entity]) -> bool:
+        """Whether a mention that is not resolved can be one of these: a local variable of the name is not, unless it is called;
+        in Java the number of arguments and what stands before the name must fit."""
+        before, dot, last = use.chain.rpartition(".")
+        if "/" in last:
+            return any(self._fits_java(resolver, use, entity, before, last) for entity in entities)
+        if dot or use.kind in CALLS:
+            return True
+        scope: Scope | None = use.scope
+        while scope and scope.kind != "module":
+            if use.chain in scope.names and scope.kind != "class":
+                return False
+            scope = scope.parent
+        return entities[0].type not in ("method", "field")
+
+    def _fits_java(self, resolver: Resolver, use: Use, entity: Entity, before: str, last: str) -> bool:
+        name, _, count = last.partition("/")
+        owner, _, signature = entity.id.rpartition(")")[0].partition("(")
+        parameters = signature.split(",") if signature else []
+        is_variadic = signature.endswith("...")
+        if (
+            count.isdigit()
+            and int(count) != len(parameters)
+            and not (is_variadic and int(count) >= len(parameters) - 1)
+        ):
+            return False
+        if not before:  # inherited or imported methods are resolved; a nameless class may inherit from anything
+            scope: Scope | None = use.scope
+            while scope and not scope.hidden:
+                scope = scope.parent
+            return scope is not None
+        scope = resolver.classes.get(owner.rpartition(".")[0])
+        is_virtual = scope is not None and f"{name}({signature})" in scope.names
+        is_type = before[0].isupper() and "." not in before and "(" not in before and "/" not in before
+        return is_virtual and not is_type
+
+    def _words(self, resolver: Resolver, entities: list[Entity]) -> set[str]:
+        """The names under which definitions are used: their own, those of classes that a constructor makes, and aliases."""
+        words = {entity.name for entity in entities}
+        for entity in entities:
+            owner = entity.id.rpartition(".")[0]
+            if entity.type == "constructor" and owner in resolver.classes:
+                words |= {
+                    self.repository.entities[self.repository.names[resolver, one]][1].name
+                    for one in (owner, *resolver.subclasses(owner))
+                }
+        todo = [*words]
+        for word in todo:
+            for file in self.repository.files_with({word}):
+                other, module = self.repository.modules[file]
+                new = _aliases(module, word) - words if other is resolver else set()
+                words |= new
+                todo += new
+        return words
+
+    def _texts(self, group: list[str]) -> Iterator[Site]:
+        """Lines with the word of a name that no other answer has: in strings, in comments, or as another thing's name."""
+        resolver, entity = self.repository.entities[group[0]]
+        word = re.compile(rf"\b{re.escape(entity.name)}\b")
+        definitions = {
+            (self.repository.files.get((resolver, one.module)), one.line)
+            for _, one in map(self.repository.entities.get, group)
+        }
+        for file in self.repository.files_with({entity.name}):
+            _, module = self.repository.modules[file]
+            for number, line in enumerate(self.repository.lines(file), 1):
+                if word.search(line) and (file, number) not in definitions:
+                    yield Site(module.id, OPEN, "text", file, number, 0)
+
+    # ---- what jedi infers
+
+    def _inferred(self, group: list[str], sites: list[Site]) -> Iterator[Site]:
+        """The sites; open ones that jedi says to be of the asked name are inferred. It is asked for three seconds at most."""
+        try:
+            import jedi
+        except ImportError:
+            yield from sites
+            return
+        resolver, _ = self.repository.entities[group[0]]
+        definitions = set()
+        for name in group:
+            entity = self.repository.entities[name][1]
+            definitions.add((self.repository.files.get((resolver, entity.module)), entity.line))
+        root = self.repository.folder.resolve()
+        project, scripts = jedi.Project(root), {}
+        end = time.monotonic() + _INFERENCE_SECONDS
+        for site in sites:
+            if site.status != OPEN or not site.file.endswith(".py") or time.monotonic() > end:
+                yield site
+                continue
+            places = []
+            with contextlib.suppress(Exception):  # jedi fails on some code in many ways; the line stays open
+                if site.file not in scripts:
+                    scripts[site.file] = jedi.Script(path=root / site.file, project=project)
+                for found in scripts[site.file].goto(site.line, site.column, follow_imports=True):
+                    if found.module_path and found.module_path.is_relative_to(root):
+                        places.append((found.module_path.relative_to(root).as_posix(), found.line))
+            yield site._replace(status=INFERRED) if definitions.intersection(places) else site
+
+    # ---- what it calls, what a change reaches
+
+    def _called(self, name: str) -> list[Answer]:
+        resolver, entity = self.repository.entities[name]
+        file = self.repository.files.get((resolver, entity.module))
+        answers = {}
+        for use in self.repository.mentions(file) if file else ():
+            if use.scope.owner != entity.id or use.kind not in CALLS:
+                continue
+            targets = resolver.mentioned(use.scope, use.chain)
+            for answer in self._forward(resolver, use, targets, file):
+                key = (answer.name, answer.status, answer.source if answer.status == OPEN else "")
+                first = answers.setdefault(key, answer)
+                if first is not answer:
+                    answers[key] = first._replace(mentioned=_more(first.mentioned, use.line))
+        return sorted(answers.values(), key=lambda answer: STATUSES.index(answer.status))
+
+    def _forward(self, resolver: Resolver, use: Use, targets: Targets, file: str) -> Iterator[Answer]:
+        place, source = self.repository.place(file, use.line), self.repository.line(file, use.line)
+        values = [value for value in targets.values if not value.is_instance]
+        for value in values if targets.complete else ():
+            shown = self.repository.names.get((resolver, value.entity), value.entity)
+            others = [one.entity for one in values if one is not value]
+            defined = self._defined_at(resolver, value.entity)
+            yield Answer(shown, ONE_OF if others else KNOWN, use.kind, 1, defined, place, source, _some(others))
+        if not targets.complete:
+            name = use.chain.rpartition(".")[2].partition("/")[0]
+            if name.isidentifier():
+                could_be = _some(self._candidates(name))
+                yield Answer(unresolved(name), OPEN, use.kind, 1, "", place, source, could_be)
+
+    def _impact(self, group: list[str], sites: list[Site]) -> list[Answer]:
+        """All that reach it, each by the fewest uses; what is not proved is not followed."""
+        reached: dict[str, Answer] = {}
+        todo = [(name, KNOWN, 0) for name in group]
+        for name, status, steps in todo:
+            for site in sites if name in group else self._sites([name]):
+                if site.status not in (KNOWN, OVERRIDDEN) or site.kind in _STATIC:
+                    continue
+                [answer] = self._answers([site])
+                if answer.name in reached or answer.name in group:
+                    continue
+                combined = OVERRIDDEN if OVERRIDDEN in (status, site.status) else KNOWN
+                reached[answer.name] = answer._replace(status=combined, steps=steps + 1)
+                _, entity = self.repository.entities[answer.name]
+                if entity.type not in ("module", "package"):
+                    todo.append((answer.name, combined, steps + 1))
+        return [*reached.values()]
 
     # ---- answers
 
-    def _backward(self, triple: Triple, status: str) -> Answer:
-        head = self.graph.entities[triple.head]
-        return Answer(head.id, status, 1, self.graph.place(head), *self._mention(triple))
+    def _answers(self, sites: Iterable[Site]) -> list[Answer]:
+        """One for each definition, status and kind; of what is open one for each text of a line."""
+        answers: dict[tuple, Answer] = {}
+        for site in sites:
+            resolver, _ = self.repository.modules[site.file]
+            name = self.repository.names.get((resolver, site.owner), site.owner)
+            source = self.repository.line(site.file, site.line)
+            key = (name, site.status, site.kind, source if site.status == OPEN else "")
+            if key in answers:
+                answers[key] = answers[key]._replace(mentioned=_more(answers[key].mentioned, site.line))
+                continue
+            place = self.repository.place(site.file, site.line)
+            defined = self._defined_at(resolver, site.owner)
+            answers[key] = Answer(name, site.status, site.kind, 1, defined, place, source, site.could_be)
+        return sorted(answers.values(), key=lambda answer: (STATUSES.index(answer.status), answer.kind not in CALLS))
 
-    def _forward(self, triple: Triple) -> Answer:
-        tail = self.graph.entities[triple.tail]
-        if tail.status != UNRESOLVED:
-            return Answer(tail.id, KNOWN, 1, self.graph.place(tail), *self._mention(triple))
-        others = ("module", "package", "variable", "field")
-        could_be = [one.id for one in self._defined() if one.name == tail.name and one.type not in others]
-        return Answer(tail.id, OPEN, 1, "", *self._mention(triple), _some(could_be))
+    def _defined_at(self, resolver: Resolver, name: str) -> str:
+        entity = resolver.defined.get(name)
+        file = self.repository.files.get((resolver, entity.module)) if entity else None
+        return self.repository.place(file, entity.line) if file and entity.line else ""
 
-    def _mention(self, triple: Triple) -> tuple[str, str]:
-        """`file:line, line` of what says it, and the text of the first."""
-        lines = self.graph.sites.get(triple)
-        if not lines:
-            return "", ""
-        place = self.graph.place(self.graph.entities[triple.head], lines[0])
-        more = "".join(f", {line}" for line in lines[1:4]) + (", ..." if len(lines) > 4 else "")
-        file, _, line = place.rpartition(":")
-        return place + more, linecache.getline(str(self.folder / file), int(line)).strip()
+
+def _aliases(module: Module, name: str) -> set[str]:
+    """Names that an assignment, an import or a `return` of a module makes other names of the same."""
+    bindings = [table.items() for scope in module.scopes for table in (scope.names, scope.fields)]
+    bindings.append((function.rpartition(".")[2], meanings) for function, meanings in module.returned.items())
+    bindings.append((name, [meaning]) for _, name, meaning in module.stores)
+    aliases = set()
+    for other, meanings in chain.from_iterable(bindings):
+        for meaning in meanings:
+            if isinstance(meaning, Expression) and meaning.chain.endswith(name):
+                source = meaning.chain.rpartition(".")[2]
+            else:
+                source = meaning.name if isinstance(meaning, ImportedName) else ""
+            if source == name and other:
+                aliases.add(other)
+    return aliases
+
+
+def _more(mentioned: str, line: int) -> str:
+    """`file:line, line` with another line."""
+    lines = re.findall(r"\d+", mentioned.rpartition(":")[2])
+    if str(line) in lines or mentioned.endswith("..."):
+        return mentioned
+    return f"{mentioned}, ..." if len(lines) > 3 else f"{mentioned}, {line}"
 
 
 def _near(name: str, names: dict[str, str]) -> str:
     parts = name.count(".") + 1
     ends = defaultdict(list)
-    for one, each in names.items():
-        ends[".".join(each.split(".")[-parts:]).lower()].append(one)
+    for one, base in names.items():
+        ends[".".join(base.split(".")[-parts:]).lower()].append(one)
     near = [one for end in difflib.get_close_matches(name.lower(), ends, n=5, cutoff=0.7) for one in sorted(ends[end])]
     return f"did you mean {_some(near)}?" if near else "give the qualified name of a function or class"
+
+
+def _without_parameters(name: str) -> str:
+    return re.split(r"[(#]", name, maxsplit=1)[0]
 
 
 def _some(names: list[str]) -> str:

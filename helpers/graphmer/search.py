@@ -19,8 +19,8 @@ import numpy as np
 from helpers.data.bm25 import Bm25
 from helpers.data.words import code_words
 
-from .graph.extraction import cached_graph
-from .graph.knowledge_graph import DEFINED, Entity, KnowledgeGraph, cache_folder, keep
+from .graph.knowledge_graph import DEFINED, Entity, KnowledgeGraph
+from .graph.repository import cache_folder, cached_graph, keep
 from .graph.sources import TEST_FOLDERS
 from .text import Documents
 

@@ -120,7 +120,7 @@ for relation in ("called_by", "calls", "impact") if name else ():
     counts = Counter(answer.status for answer in answers)
     summary = ", ".join(f"{number:,} {status}" for status, number in counts.items())
     tables.show([answer._asdict() for answer in answers[:8]], f"{name} {relation}: {summary or 'nothing'}")
-unread = asked.graph.manifest["failed"]
+unread = asked.failed
 if unread:
     tables.show(
         unread[:8], f"{len(unread):,} files could not be read: no answer and no search below knows what is in them"

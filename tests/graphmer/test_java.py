@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from helpers.graphmer.graph.extraction import cached_graph, load_graph
+from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED
+from helpers.graphmer.graph.repository import cached_graph
 
 from .batches import violations
 from .test_imports import write

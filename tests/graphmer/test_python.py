@@ -188,7 +188,7 @@ def test_an_entity_has_its_qualified_name_type_and_line(shop, name, kind, line):
         ("shop.tills.Till.opened", "instantiates", {"shop.tills.Till"}),
         ("shop.tills.Till.opened", "returns", {"shop.tills.Till"}),
         ("shop.tills.Till.report", "calls", {"shop.goods.Thing.label", "shop.goods.find"}),  # property, annotated result
-        ("shop.main.main", "calls", {"?.find", "?.total", "?.report", "shop.tills.Till.opened", "shop.goods.Item.price"}),
+        ("shop.main.main", "calls", {"?.find", "?.total", "shop.tills.Till.report", "shop.tills.Till.opened", "shop.goods.Item.price"}),
         ("shop.main.main", "instantiates", {"shop.goods.Item"}),  # through the package
         ("shop.main", "calls", {"?.helper"}),
         ("tests.test_goods.Finding.test_found", "tests", {"shop.goods.find"}),
@@ -208,7 +208,7 @@ def test_what_a_definition_says_is_resolved_in_all_files_or_marked(shop, head, r
         ("def f(): pass\ng = f\ng()", "m.f"),
         ("def f(): pass\nf = 3\nf()", "?.f"),
         ("f = None\ndef f(): pass\nf()", "m.f"),
-        ("try:\n    from _c import f\nexcept ImportError:\n    def f(): pass\nf()", "m.f"),
+        ("try:\n    from _c import f\nexcept ImportError:\n    def f(): pass\nf()", "?.f"),
         ("from _c import f\nf()", "_c.f"),
         ("from _c import *\nf()", "?.f"),
         ("f()", "?.f"),
@@ -255,7 +255,7 @@ def test_a_method_does_not_see_the_names_of_its_class(tmp_path):
     code = "def f(): pass\nclass C:\n    def f(self): pass\n    def g(self):\n        f()\n    h = f(1)\n"
     graph = graph_of(tmp_path, m=code)
     assert tails(graph, "m.C.g", "calls") == {"m.f"}
-    assert tails(graph, "m.C", "calls") == {"m.C.f"}
+    assert tails(graph, "m.C", "calls") == {"?.f"}  # before its own line the name is that of the module
 
 
 # ---- against Python itself

@@ -1,12 +1,10 @@
 """Entities and triples of files that were read: what they mention, resolved in all of them."""
 
 import re
-from collections import defaultdict
-from collections.abc import Sequence
 
 from .knowledge_graph import UNKNOWN, unresolved
-from .resolution import CLASSES, Resolver, Value
-from .scopes import Module, Scope
+from .resolution import CLASSES, Resolver
+from .scopes import Known, Module, Scope, Value
 
 _CALLABLE = ("function", "method", "constructor", "test", UNKNOWN)
 _METHODS = ("method", "constructor")
@@ -21,7 +19,7 @@ class Build:
 
     def __init__(self, names: Resolver):
         self.names, self.modules = names, names.modules
-        self.triples: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+        self.triples: set[tuple[str, str, str]] = set()
         self.thrown: set[str] = set()
         for module in self.modules.values():
             self._module(module)
@@ -38,33 +36,33 @@ class Build:
         self.defined = {each.id for each in entities if each.type != "package"}
 
     def _module(self, module: Module) -> None:
-        self.triples |= {triple: [] for triple in module.triples}
+        self.triples |= {*module.triples}
         if package := self.names.files.get(module.path.rpartition("/")[0]):
-            self.triples[package.id, "contains", module.id] = []
+            self.triples.add((package.id, "contains", module.id))
         for origin, name in module.imports:
             self._import(module, origin, name)
         for scope in module.scopes:
-            for chain, lines in scope.calls.items():
-                self._call(scope, chain, lines)
-            for use in scope.uses:
-                self._use(scope, *use)
+            for chain in scope.calls:
+                self._call(scope, chain)
+            for relation in scope.relations:
+                self._relate(scope, *relation)
 
-    def _add(self, head: str, relation: str, tail: Value | None, mention: str, lines: Sequence[int] = ()) -> None:
-        """A new triple, and the lines that say it; none where its other end has no name, as the result of a call."""
+    def _add(self, head: str, relation: str, tail: Value | None, mention: str) -> None:
+        """A new triple; none where its other end has no name, as the result of a call."""
         external = self.names.external
         if tail:
             if relation == "implements" and tail.entity in external:
                 external[tail.entity] = external[tail.entity]._replace(type="interface")
-            self.triples[head, relation, tail.entity] += lines
+            self.triples.add((head, relation, tail.entity))
         elif (name := mention.rpartition(".")[2].partition("/")[0]).isidentifier():
-            self.triples[head, relation, unresolved(name)] += lines
+            self.triples.add((head, relation, unresolved(name)))
 
     def _import(self, module: Module, origin: str, name: str | None) -> None:
         source = self.names.module(origin, module)
         if name is None or name == "*" or source is None:
             self._add(module.id, "imports", source, origin)
             return
-        member = self.names.imported(origin, name, module)
+        member = self.names.imported(origin, name, module).one
         if member and self.names.type_of(member.entity) in ("module", "package"):
             self._add(module.id, "imports", member, name)
             return
@@ -75,22 +73,19 @@ class Build:
         self._add(module.id, "imports_name", None if member and member.is_instance else member, name)
 
     def _value(self, scope: Scope, chain: str) -> Value | None:
-        try:
-            return None if chain[0] == "?" else self.names.value(scope, chain)
-        except RecursionError:  # hundreds of calls of what calls return
-            return None
+        return self.names.value(scope, chain).one
 
-    def _call(self, scope: Scope, chain: str, lines: list[int]) -> None:
+    def _call(self, scope: Scope, chain: str) -> None:
         called = self._value(scope, chain)
         if called and called.is_instance:
-            called = self.names.member(called.entity, "__call__")
+            called = self.names.member(called, "__call__").one
         if called and chain in ("super", "type") and called.entity == f"builtins.{chain}":
             return  # they look a class up and make nothing
         kind = self.names.type_of(called.entity) if called else ""
         relation = "instantiates" if kind in CLASSES else "calls"
-        self._add(scope.owner, relation, called if kind in (*CLASSES, *_CALLABLE) else None, chain, lines)
+        self._add(scope.owner, relation, called if kind in (*CLASSES, *_CALLABLE) else None, chain)
 
-    def _use(self, scope: Scope, head: str, relation: str, chain: str, lines: Sequence[int] = ()) -> None:
+    def _relate(self, scope: Scope, head: str, relation: str, chain: str) -> None:
         value = self._value(scope, chain)
         if relation == "returns a value":
             if value and value.is_instance:
@@ -103,17 +98,22 @@ class Build:
                 value = None
             elif relation in ("raises", "catches"):
                 self.thrown.add(value.entity)
-        self._add(head, relation, value, chain, lines)
+        self._add(head, relation, value, chain)
 
     def _class(self, entity: str, scope: Scope) -> None:
         for relation, chain in scope.bases:
-            self._use(scope.parent, entity, relation, chain)
+            self._relate(scope.parent, entity, relation, chain)
         above = [base for base in self.names.order(entity)[1:] if base != "builtins.object"]
-        for name, meaning in scope.names.items():
-            if meaning[0] == "known" and "/" not in name and self.names.type_of(meaning[1]) in _METHODS:
-                overridden = self.names.found(above, name)
-                if overridden and self.names.type_of(overridden.entity) in _METHODS:
-                    self._add(meaning[1], "overrides", overridden, name)
+        for name, meanings in scope.names.items():
+            for meaning in meanings:
+                if (
+                    isinstance(meaning, Known)
+                    and "/" not in name
+                    and self.names.type_of(meaning.value.entity) in _METHODS
+                ):
+                    overridden = self.names.lookup(above, name, is_instance=False).one
+                    if overridden and self.names.type_of(overridden.entity) in _METHODS:
+                        self._add(meaning.value.entity, "overrides", overridden, name)
 
     def _exceptions(self) -> dict[str, str]:
         """Classes below a known exception; one with a base outside of the sources is one if it is raised or caught."""
@@ -138,7 +138,7 @@ class Build:
         for head, relation, tail in [*self.triples]:
             called = self.names.defined.get(tail) if head in found and relation in ("calls", "instantiates") else None
             if called and called.module not in files:
-                self.triples[head, "tests", tail] = []
+                self.triples.add((head, "tests", tail))
         return dict.fromkeys(found, "test")
 
     def _is_test(self, scope: Scope, in_file: bool) -> bool:

@@ -10,8 +10,8 @@ import re
 
 from .imports import Imports
 from .knowledge_graph import Entity
-from .resolution import CLASSES, Resolver, Value
-from .scopes import OPAQUE, Module, Scope
+from .resolution import CLASSES, OPEN, Resolver, Targets, only
+from .scopes import OPAQUE, Expression, ImportedModule, Known, Module, Scope, Use, Value
 
 KINDS = {
     "class_declaration": "class", "record_declaration": "class", "interface_declaration": "interface",
@@ -27,6 +27,12 @@ _LOCALS = (
 _BLOCKS = (
     "block", "class_body", "enhanced_for_statement", "try_with_resources_statement", "catch_clause", "lambda_expression",
 )  # fmt: skip
+_MENTIONS = {
+    "superclass": "base", "type_list": "base", "catch_type": "caught", "throws": "raised", "instanceof_expression": "tested",
+    "cast_expression": "annotated", "generic_type": "annotated", "type_arguments": "annotated", "array_type": "annotated",
+    "local_variable_declaration": "annotated", "field_declaration": "annotated", "formal_parameter": "annotated",
+    "method_declaration": "annotated", "class_literal": "read", "array_creation_expression": "called",
+}  # fmt: skip
 # In the type of a parameter: comments, annotations, type arguments, packages, space.
 _NOISE = re.compile(r"//.*|/\*(?s:.*?)\*/|@[\w.]+(?:\((?s:.*?)\))?|<(?s:.*)>|\w+\.|\s")
 _ABOVE = {"superclass": "inherits_from", "extends_interfaces": "inherits_from", "super_interfaces": "implements"}
@@ -45,7 +51,7 @@ _OBJECT_METHODS = {"equals", "getClass", "hashCode", "notify", "notifyAll", "toS
 # ---- what a file says: each function reads a `Node` of tree-sitter into the `Scope` that it stands in
 
 
-def read_java(content: bytes) -> Module:
+def read_java(content: bytes, keep_uses: bool = False) -> Module:
     """Raises SyntaxError with the line of the first error, and ImportError: no parser."""
     import tree_sitter
     import tree_sitter_java
@@ -59,8 +65,9 @@ def read_java(content: bytes) -> Module:
     package = "".join(_text(node.named_children[-1]) for node in _children(root, "package_declaration"))
     module = Module(".".join(filter(None, (package, *map(_name, _children(root, *KINDS)[:1])))))
     module.path, module.package = module.id, package
+    module.uses = [] if keep_uses else None
     module.scope = Scope("module", package, f"{package}." if package else "", None, module)
-    module.stars.append(package)
+    module.stars.append((package, 0))
     if package:
         module.entities.append(Entity(package, "package", package.rpartition(".")[2], module=package))
     for node in _children(root, "import_declaration"):
@@ -68,11 +75,11 @@ def read_java(content: bytes) -> Module:
         name = said.removesuffix(".*")
         owner, _, last = name.rpartition(".")
         if said != name:
-            module.stars.append(name)
+            module.stars.append((name, 0))
         elif "static" in words:
-            name, module.scope.names[f"{last}/"] = owner, ("module", owner)
+            name, module.scope.names[f"{last}/"] = owner, [ImportedModule(owner)]
         else:
-            module.scope.names[last] = ("module", name)
+            module.scope.names[last] = [ImportedModule(name)]
         module.imports.append((name, None))
     _read(_children(root, *KINDS), module)
     return module
@@ -92,29 +99,45 @@ def _read(types, module):
             inside = Scope("block", here.owner, here.prefix, here, module)
             inside.hidden = kind == "class_body" or kind in KINDS  # a class without a name, or within a method
             if inside.hidden:
-                inside.names["this"] = OPAQUE
+                inside.names["this"] = [OPAQUE]
         if kind in _LOCALS and (inside.kind != "class" or kind in _FIELDS):
             _bind(node, inside)
         elif kind == "type_parameter":
-            inside.names[_text(_children(node, "type_identifier", "identifier")[0])] = OPAQUE
+            inside.names[_text(_children(node, "type_identifier", "identifier")[0])] = [OPAQUE]
         elif kind == "enum_constant":
-            here.names[_name(node)] = ("known", here.owner, True)
+            here.names[_name(node)] = [Known(Value(here.owner, True))]
             here.define("field", _name(node), _lines(node))
         elif kind == "lambda_expression":
             given = node.child_by_field_name("parameters")
-            inside.names |= {_text(one): OPAQUE for one in given.named_children or [given]}
+            inside.names |= {_text(parameter): [OPAQUE] for parameter in given.named_children or [given]}
         elif kind == "method_invocation":
-            here.calls[_chain(node).removesuffix("()")].append(node.start_point[0] + 1)
+            chain = _chain(node).removesuffix("()")
+            here.calls.add(chain)
+            _mention(here, "called", chain, node.child_by_field_name("name"))
         elif kind == "object_creation_expression":
-            made = _chain_of_type(node.child_by_field_name("type"))
-            here.uses.append((here.owner, "instantiates", made or "?", [node.start_point[0] + 1]))
+            written = node.child_by_field_name("type")
+            made = _chain_of_type(written) or "?"
+            here.relations.append((here.owner, "instantiates", made))
+            _mention(here, "called", made, written)
+        elif kind in ("type_identifier", "scoped_type_identifier") and node.parent.type in _MENTIONS:
+            _mention(here, _MENTIONS[node.parent.type], _chain_of_type(node) or "?", node)
+        elif kind in ("marker_annotation", "annotation"):
+            _mention(here, "decorates", _name(node), node)
+        elif kind == "method_reference":
+            parts = node.named_children
+            _mention(here, "passed", f"{_text(parts[0])}.{_text(parts[-1])}/*", node)
         stack += [(child, inside) for child in children[::-1]]
+
+
+def _mention(scope: Scope, kind: str, chain: str, node) -> None:
+    if scope.module.uses is not None:
+        scope.module.uses.append(Use(scope, kind, chain, node.start_point[0] + 1, node.end_point[1] - 1))
 
 
 def _type(node, around):
     name, module = _name(node), around.module
     entity = around.define(KINDS[node.type], name, _lines(node))
-    around.bind(name, ("known", entity, False))
+    around.bind(name, Known(Value(entity)))
     scope = module.classes.setdefault(entity, Scope("class", entity, f"{entity}.", around, module))
     for clause in _children(node, *_ABOVE):
         said = clause.named_children[-1]
@@ -129,16 +152,17 @@ def _method(node, outer):
     kind = "constructor" if "constructor" in node.type else "method"
     entity = outer.define(kind, name, _lines(node), f"({signature})")
     scope = Scope("function", entity, f"{entity}.", outer, outer.module)
-    scope.names["this"] = ("known", outer.owner, True)
+    scope.names["this"] = [Known(Value(outer.owner, True))]
     if kind == "constructor":
         return scope
-    meaning, more = ("known", entity, False), _MOST_VARIADIC if signature.endswith("...") else 0
+    meaning, more = Known(Value(entity)), _MOST_VARIADIC if signature.endswith("...") else 0
     for count in range(len(parameters) - bool(more), len(parameters) + more + (not more)):
         outer.bind(f"{name}/{count}", meaning)
     if not {"static", "private"} & {word for each in _children(node, "modifiers") for word in _text(each).split()}:
-        outer.names[f"{name}({signature})"] = meaning
+        outer.names[f"{name}({signature})"] = [meaning]
     if result := _chain_of_type(node.child_by_field_name("type")):
-        outer.module.results[entity] = (scope, f"{result}()")
+        outer.module.results[entity] = [Expression(f"{result}()", scope)]
+        outer.module.annotated.add(entity)
     return scope
 
 
@@ -157,7 +181,7 @@ def _bind(node, scope):
             scope.define("field", name, _lines(node))
         elif scope.kind == "function" and node.type in _PARAMETERS:
             scope.parameter(name, _lines(node))
-        scope.bind(name, OPAQUE if chain[0] == "?" else ("chain", chain, scope))
+        scope.bind(name, OPAQUE if chain[0] == "?" else Expression(chain, scope))
 
 
 def _chain(node) -> str:
@@ -239,62 +263,71 @@ class JavaResolver(Resolver):
     def module(self, name: str, importer: Module | None = None) -> Value:
         """A type or a package by its full name; outside of the sources a capital tells which of them it is."""
         if name in self.classes:
-            return Value(name, False)
+            return Value(name)
         return self._outside(name, "class" if name.rpartition(".")[2][:1].isupper() else "package")
 
-    def _name(self, scope: Scope, name: str) -> Value | None:
+    def _name(self, scope: Scope, name: str) -> Targets:
         if name[0] == "<":
-            return self.module(name[1:-1].replace("/", "."))
+            return only(self.module(name[1:-1].replace("/", ".")))
         looking, owner = scope, ""
         while looking is not None:
             if looking.kind == "class":
                 owner, order = looking.owner, self.order(looking.owner)
                 if any(name in self.classes[one].names for one in order if one in self.classes):
-                    return self.member(owner, name)
+                    return self.member(Value(owner), name)
                 if "/" in name and looking.parent.kind == "class" and not self.classes.keys() >= {*order}:
-                    return None  # inherited from outside, or a method of the class around
+                    return OPEN  # inherited from outside, or a method of the class around
             elif name in looking.names:
-                return self._meaning(looking.names[name], looking.module)
+                return self._meanings(looking.names[name], looking.module)
             elif looking.hidden and "/" in name:
-                return None
+                return OPEN
             looking = looking.parent
         return self._imported(scope.module, name, owner)
 
-    def _imported(self, module: Module, name: str, owner: str) -> Value | None:
+    def _imported(self, module: Module, name: str, owner: str) -> Targets:
         """What imports bring; else a method without an owner is one that the outermost class has from outside."""
         method = f"{name.partition('/')[0]}/"
         if "/" in name and method in module.scope.names:
-            return self._attribute(self._meaning(module.scope.names[method], module), name)
-        for origin in module.stars:
+            imported = self._meanings(module.scope.names[method], module)
+            return imported.each(lambda owner: self._attribute(owner, name))
+        for origin, _ in module.stars:
             if origin in self.classes and name in self.classes[origin].names:
-                return self.member(origin, name)
+                return self.member(Value(origin), name)
             full = f"{origin}.{name}" if origin else name
             if full in self.classes:
-                return Value(full, False)
+                return only(Value(full))
         if "/" in name:
-            return self.member(owner, name)
-        return self._outside(f"java.lang.{name}", "class") if name in _LANG else None
+            return self.member(Value(owner), name)
+        return only(self._outside(f"java.lang.{name}", "class") if name in _LANG else None)
 
-    def _attribute(self, value: Value | None, name: str) -> Value | None:
-        if value is None or value.entity in self.classes:
-            return value and self.member(value.entity, name)
+    def _attribute(self, value: Value, name: str) -> Targets:
+        if value.entity in self.classes:
+            return self.member(Value(value.entity), name)
         if self.type_of(value.entity) not in CLASSES:
-            return None
+            return OPEN
         if "/" in name:
-            return self._outside(f"{value.entity}.{name.partition('/')[0]}", "method")
+            return only(self._outside(f"{value.entity}.{name.partition('/')[0]}", "method"))
         nested = not value.is_instance and name[0].isupper() and not name.isupper()
-        return self._outside(f"{value.entity}.{name}", "class") if nested else None
+        return only(self._outside(f"{value.entity}.{name}", "class") if nested else None)
 
-    def found(self, order: list[str], name: str) -> Value | None:
+    def _result(self, called: Value) -> Targets:
+        if called.is_instance:
+            return OPEN
+        if self.type_of(called.entity) in CLASSES:
+            return only(Value(called.entity, True))
+        module = self.module_of.get(called.entity)
+        return self._meanings(module.results.get(called.entity, ()), module) if module else OPEN
+
+    def lookup(self, order: list[str], name: str, is_instance: bool = False) -> Targets:
         outside = []
         for entity in order:
             if entity not in self.classes:
                 outside.append(entity)
-            elif meaning := self.classes[entity].names.get(name):
+            elif meanings := self.classes[entity].names.get(name):
                 scope = self.classes[entity]
                 # What stands above it and outside may have a better one.
-                return self._meaning(meaning, scope.module) if "(" in name or not outside else None
+                return self._meanings(meanings, scope.module) if "(" in name or not outside else OPEN
         method, is_method, _ = name.partition("/")
         owners = ["java.lang.Object"] if method in _OBJECT_METHODS else outside
         certain = is_method and len(owners) == 1 and owners != ["?"]  # it compiles, so it is there
-        return self._outside(f"{owners[0]}.{method}", "method") if certain else None
+        return only(self._outside(f"{owners[0]}.{method}", "method") if certain else None)

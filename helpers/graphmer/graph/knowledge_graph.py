@@ -1,13 +1,10 @@
 """Entities of source code and the triples between them; and how a graph is kept between two questions."""
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -51,13 +48,12 @@ class KnowledgeGraph:
     """Every head and tail is a key of `entities`; both are sorted, no triple is there twice.
 
     manifest: files, with path, module, language and sha256 of each source; failed, with path and error of each that could not be
-        read. sites: the lines of the head's file that say a call or an instantiation.
+        read.
     """
 
     entities: dict[str, Entity]
     triples: tuple[Triple, ...]
     manifest: dict[str, Any] = field(default_factory=dict)
-    sites: dict[Triple, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
     def place(self, entity: Entity, line: int = 0) -> str:
         """`file:line` of an entity's definition, or of another line of its module; "" where that is not known."""
@@ -79,12 +75,9 @@ class KnowledgeGraph:
 
 
 def build_graph(
-    entities: Iterable[Entity], triples: Mapping[tuple[str, str, str], Iterable[int]], manifest: dict[str, Any]
+    entities: Iterable[Entity], triples: Iterable[tuple[str, str, str]], manifest: dict[str, Any]
 ) -> KnowledgeGraph:
-    """Sorts entities and triples. Of two entities with one id the first stays; those of unresolved tails are added.
-
-    triples: each with the lines of the head's file that say it, where these are known.
-    """
+    """Sorts entities and triples. Of two entities with one id the first stays; those of unresolved tails are added."""
     by_id: dict[str, Entity] = {}
     for entity in entities:
         by_id.setdefault(entity.id, entity)
@@ -92,8 +85,7 @@ def build_graph(
     for _, _, tail in ordered:
         if tail.startswith(_NOT_RESOLVED):
             by_id[tail] = Entity(tail, UNKNOWN, tail.removeprefix(_NOT_RESOLVED), UNRESOLVED)
-    sites = {triple: tuple(sorted({*triples[triple]})) for triple in ordered if triples[triple]}
-    return KnowledgeGraph({name: by_id[name] for name in sorted(by_id)}, tuple(ordered), manifest, sites)
+    return KnowledgeGraph({name: by_id[name] for name in sorted(by_id)}, tuple(ordered), manifest)
 
 
 # ---- the ontology: types of entities, relations between them, and what each relation forbids
@@ -128,44 +120,3 @@ def read_ontology() -> dict[str, Relation]:
         name: Relation(**table | {"name": name, "domain": of(table["domain"]), "range": of(table["range"])})
         for name, table in tables["relations"].items()
     }
-
-
-# ---- kept between two questions: one file a repository, whole or absent
-
-# What reading a file may raise that something else wrote: it is no JSON, or JSON of another form.
-_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
-
-
-def cache_folder() -> Path:
-    """The user's folder for what is kept: that of XDG_CACHE_HOME, or below the home."""
-    with contextlib.suppress(RuntimeError):  # there is no home
-        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "graphmer").expanduser()
-    return Path(tempfile.gettempdir(), "graphmer")
-
-
-def keep(file: Path, content: bytes) -> None:
-    """Writes a file of which no reader finds half; where nothing can be written, nothing is kept."""
-    unfinished = file.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # a full disk, a home that is read-only
-        file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(content)
-        unfinished.replace(file)
-
-
-def kept_graph(file: Path, digest: str) -> KnowledgeGraph | None:
-    """The graph that was kept for this digest; None where there is none, or one that is damaged."""
-    try:
-        said, rows, kept, lines, manifest = json.loads(file.read_bytes())
-        entities = {row[0]: Entity._make(row) for row in rows}
-        triples = tuple(map(Triple._make, kept))
-        sites = {triple: tuple(each) for triple, each in zip(triples, lines, strict=True) if each}
-        return KnowledgeGraph(entities, triples, manifest, sites) if said == digest else None
-    except _UNREADABLE:
-        return None
-
-
-def keep_graph(file: Path, digest: str, graph: KnowledgeGraph) -> None:
-    """Keeps a graph in place of the repository's former one."""
-    lines = [graph.sites.get(triple, ()) for triple in graph.triples]
-    kept = [digest, [*graph.entities.values()], graph.triples, lines, graph.manifest]
-    keep(file, json.dumps(kept, separators=(",", ":")).encode())

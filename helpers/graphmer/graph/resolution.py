@@ -1,18 +1,33 @@
 """What a name in source code stands for: scopes, imports, inheritance. Second pass, after every file was read.
 
-Nothing is guessed: a name with two different meanings, an attribute of a value of unknown class, or one that a base class
-outside of the sources may define is unresolved.
+Nothing is guessed. A chain has *targets*: every definition that may be meant, and whether these are all of them. A target is known
+where it is the only one; what several bindings, branches, subclasses or assignments from elsewhere may put in its place stands
+beside it. Annotations are believed.
 """
 
 import builtins
 import importlib
 import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType
 from typing import NamedTuple
 
 from .imports import Imports
 from .knowledge_graph import EXTERNAL, UNKNOWN, Entity
-from .scopes import NOTHING, Module, Scope
+from .python import THIS_MODULE
+from .scopes import (
+    NOTHING,
+    OPAQUE,
+    Expression,
+    ImportedModule,
+    ImportedName,
+    Known,
+    Meaning,
+    Module,
+    Scope,
+    Value,
+)
 
 _BUILTINS = {  # not all of vars(builtins): a notebook adds to them and replaces `input`
     name: value
@@ -21,11 +36,83 @@ _BUILTINS = {  # not all of vars(builtins): a notebook adds to them and replaces
 }
 
 CLASSES = ("class", "exception", "interface", "enum", "annotation")
+FUNCTIONS = ("function", "method", "constructor", "test")
+_PROPERTIES = {"builtins.property", "functools.cached_property", "abc.abstractproperty", "enum.property"}
+# Decorators that give back what they decorate, or what does the same when it is called and returns the same.
+_TRANSPARENT = {
+    *_PROPERTIES, "builtins.staticmethod", "builtins.classmethod", "builtins.property.setter", "builtins.property.getter",
+    "builtins.property.deleter", "functools.lru_cache", "functools.cache", "functools.wraps", "functools.total_ordering",
+    "abc.abstractmethod", "abc.abstractclassmethod", "abc.abstractstaticmethod", "typing.overload", "typing.final",
+    "typing.override", "typing.no_type_check", "typing.runtime_checkable", "typing.dataclass_transform",
+    "typing_extensions.overload", "typing_extensions.final", "typing_extensions.override", "typing_extensions.deprecated",
+    "typing_extensions.runtime_checkable", "typing_extensions.dataclass_transform", "warnings.deprecated",
+    "dataclasses.dataclass", "attr.s", "attr.attrs", "attr.define", "attr.frozen", "attrs.define", "attrs.frozen",
+    "enum.unique", "atexit.register", "types.coroutine",
+}  # fmt: skip
+# Those whose calls run what they decorate, and give something else.
+_RUNNING = {"contextlib.contextmanager", "contextlib.asynccontextmanager", "functools.update_wrapper"}
+_MAKE_CONSTRUCTORS = ("dataclass", "define", "frozen", "mutable", "attrs", "s")
+# Bases outside of the sources that bring no method which a class in them could need.
+_PLAIN_BASES = {
+    "typing.Generic",
+    "typing.Protocol",
+    "typing_extensions.Protocol",
+    "typing_extensions.Generic",
+    "abc.ABC",
+}
+_ENUMS = {"enum.Enum", "enum.IntEnum", "enum.Flag", "enum.IntFlag", "enum.StrEnum"}
 
 
-class Value(NamedTuple):
-    entity: str
-    is_instance: bool  # of the class `entity`; else `entity` itself
+_MAPPINGS = {"dict", "Dict", "Mapping", "MutableMapping", "DefaultDict", "defaultdict", "OrderedDict"}
+_CONTAINERS = _MAPPINGS | {
+    "list", "List", "set", "Set", "frozenset", "FrozenSet", "tuple", "Tuple", "Sequence", "MutableSequence", "Iterable",
+    "Iterator", "Generator", "Collection", "AbstractSet", "MutableSet", "deque", "Deque", "AsyncIterator", "AsyncIterable",
+}  # fmt: skip
+_LIBRARIES = ("builtins.", "typing.", "collections.", "typing_extensions.", "_collections_abc.")
+
+
+class Targets(NamedTuple):
+    """What a chain may stand for; complete: it is one of these for certain."""
+
+    values: tuple[Value, ...] = ()
+    complete: bool = False
+
+    @property
+    def one(self) -> Value | None:
+        return self.values[0] if self.complete and len(self.values) == 1 else None
+
+    def each(self, function) -> "Targets":
+        """The targets that a function gives for the values."""
+        if not self.values:
+            return self
+        joined = join([function(value) for value in self.values])
+        return joined if self.complete else joined._replace(complete=False)
+
+
+OPEN = Targets()
+NONE_YET = Targets((), True)  # while what depends on itself is looked up
+_MOST_STEPS, _DEEPEST = 3_000, 50  # of one look-up; what takes more stays open
+
+
+def only(value: Value | None) -> Targets:
+    return OPEN if value is None else Targets((value,), True)
+
+
+def join(parts: Iterable[Targets]) -> Targets:
+    """All that one of the parts may stand for."""
+    values: dict[tuple[str, bool], Value] = {}
+    complete, count = True, 0
+    for part in parts:
+        count += 1
+        complete = complete and part.complete
+        for value in part.values:
+            key = value[:2]
+            other = values.get(key, value)
+            if other != value:
+                parts_of_both = value.parts if value.parts == other.parts else ()
+                value = Value(*key, value.exact and other.exact, parts_of_both)
+            values[key] = value
+    return Targets(tuple(values.values()), complete and count > 0)
 
 
 class Resolver:
@@ -35,70 +122,175 @@ class Resolver:
         self.modules, self.imports = modules, imports
         self.files = {module.path: module for module in modules.values()}
         self.folders: dict[str, str] = {}  # entity of a folder without __init__.py -> its path
-        self.classes, self.results, self.properties = {}, {}, set()
+        self.classes: dict[str, Scope] = {}
+        self.defined: dict[str, Entity] = {}
+        self.module_of: dict[str, Module] = {}  # of a function or class
         for module in modules.values():
             self.classes |= module.classes
-            self.results |= module.results
-            self.properties |= module.properties
-        self.defined = {entity.id: entity for module in modules.values() for entity in module.entities}
+            for entity in module.entities:
+                self.defined.setdefault(entity.id, entity)
+                self.module_of[entity.id] = module
         self.external: dict[str, Entity] = {}
+        self.definers: dict[str, set[str]] = defaultdict(set)  # attribute -> the classes that bind it
+        for entity, scope in self.classes.items():
+            for name in (*scope.names, *scope.fields):
+                self.definers[name].add(entity)
+        # Assignments from elsewhere: to an attribute of what is known, to one of something else, and under computed names.
+        self.patched: dict[tuple[str, str, bool], list[Meaning]] = defaultdict(list)
+        self.loose: dict[str, list[Meaning]] = defaultdict(list)
+        self.tainted: set[str] = set()  # any of its attributes may be another
+        self.computed: set[str] = set()  # those with a name that the sources write as a string or a keyword
+        self.words = set().union(*(words for module in modules.values() for words in module.words.values()))
+        self._forget()
+        self._read_stores()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.values: dict[tuple, Targets | None] = {}  # of chains in scopes, of members of classes and of modules
+        self.active: dict[tuple, tuple[int, Targets | None]] = {}  # depth, and what is assumed
+        self.lowest = sys.maxsize  # of the depths that the present look-up depends on
+        self.steps = 0
         self.orders: dict[str, list[str]] = {}
-        self.members: dict[tuple[str, str], Value | None] = {}
+        self.passing: dict[str, int] = {}
+        self._below: dict[str, list[str]] | None = None
+        self._subclasses: dict[str, list[str]] = {}
+        self._families: dict[str, set[str]] = {}
+
+    def _read_stores(self) -> None:
+        for module in self.modules.values():
+            for target, name, meaning in module.stores:
+                if target.chain == THIS_MODULE:
+                    owners = only(Value(module.id))
+                else:
+                    owners = OPEN if target.chain[0] == "?" else self.value(target.scope, target.chain)
+                if not owners.complete:
+                    for word in [name] if name else self._computed_names(target.scope):
+                        self.loose[word].append(meaning)
+                for owner in owners.values:
+                    if name == "__class__" or (not name and target.scope.reads_members):
+                        self.tainted.add(owner.entity)
+                    elif name:
+                        self._store(owner, name, meaning)
+                    else:
+                        self.computed.add(owner.entity)
+
+    def _computed_names(self, scope: Scope) -> set[str]:
+        """What a computed name can be in a function: its own strings, and those that calls of it give."""
+        names = [scope.owner, scope.owner.rpartition(".")[2]]
+        return set().union(*(module.words.get(name, ()) for module in self.modules.values() for name in names))
+
+    def _store(self, owner: Value, name: str, meaning: Meaning) -> None:
+        is_one = owner.exact or owner.is_instance or owner.entity not in self.classes
+        for entity in [owner.entity] if is_one else [owner.entity, *self.subclasses(owner.entity)]:
+            self.patched[entity, name, owner.is_instance].append(meaning)
+            if entity in self.classes:
+                self.definers[name].add(entity)
 
     # ---- names
 
-    def value(self, scope: Scope, chain: str) -> Value | None:
-        """What a chain stands for where `scope` reads it; None where that is not certain."""
-        values = scope.values
-        if chain in values:
-            return values[chain]
-        values[chain] = None  # for `a = b` beside `b = a`
-        before, dot, name = chain.rpartition(".")
-        if chain[-1] == ")":
+    def value(self, scope: Scope, chain: str) -> Targets:
+        """What a chain may stand for where `scope` reads it."""
+        return self._solve((scope, chain), lambda: self._value(scope, chain))
+
+    def _solve(self, key: tuple, look_up: Callable[[], Targets | None]) -> Targets | None:
+        """The least targets that agree with themselves, as `a = b` may stand beside `b = f(a)`.
+
+        What depends on one that is still looked up is kept only with that one.
+        """
+        if key in self.values:
+            return self.values[key]
+        if key in self.active:
+            depth, assumed = self.active[key]
+            self.lowest = min(self.lowest, depth)
+            return assumed
+        depth, lowest, assumed = len(self.active), self.lowest, NONE_YET
+        self.steps = self.steps + 1 if depth else 0
+        if self.steps > _MOST_STEPS or depth > _DEEPEST:
+            return OPEN
+        try:
+            for _ in range(5):
+                self.lowest = sys.maxsize
+                self.active[key] = (depth, assumed)
+                targets = look_up()
+                if self.lowest > depth or targets == assumed:
+                    break
+                assumed = targets
+            else:
+                targets = targets and targets._replace(complete=False)
+        finally:
+            del self.active[key]
+            own, self.lowest = self.lowest, min(lowest, self.lowest if self.lowest < depth else lowest)
+        if own >= depth:
+            self.values[key] = targets
+        return targets
+
+    def _value(self, scope: Scope, chain: str) -> Targets:
+        last = chain[-1]
+        if last == ")":
             # What `type(x)` gives is some class, not an instance of `type`.
             untold = chain[-2:] != "()" or chain in ("super()", "type()")
-            found = None if untold else self._result(self.value(scope, chain[:-2]))
-        elif not dot:
-            found = self._name(scope, chain)
-        elif before[:6] == "super(" and before[-1] == ")":
-            found = self._inherited(scope, before[6:-1], name)
-        else:
-            found = self._attribute(self.value(scope, before), name)
-        values[chain] = found
-        return found
+            return OPEN if untold else self.value(scope, chain[:-2]).each(self._result)
+        if last == "!":
+            outer, _, inner = chain[:-1].partition("[")
+            parts = _split(inner[:-1]) if inner else []
+            expressions = tuple(Expression(f"{part}!", scope) for part in parts)
+            return self.value(scope, outer).each(lambda value: self._declared(value, expressions))
+        if last in "*@":
+            return self._elements(scope, chain[:-1], last)
+        if last == "~":
+            return self.value(scope, chain[:-1]).each(self._awaited)
+        if chain[0] == "?":
+            return OPEN
+        if ":" in chain:
+            origin, _, name = chain.partition(":")
+            return self.imported(origin, name, scope.module) if name else only(self.module(origin, scope.module))
+        before, dot, name = chain.rpartition(".")
+        if not dot:
+            return self._name(scope, chain)
+        if before[:6] == "super(" and before[-1] == ")":
+            return self._inherited(scope, before[6:-1], name)
+        return self.value(scope, before).each(lambda owner: self._attribute(owner, name))
 
-    def _name(self, scope: Scope, name: str) -> Value | None:
+    def mentioned(self, scope: Scope, chain: str) -> Targets:
+        """The definitions that a chain may name: of a property itself, not what it returns."""
+        before, dot, name = chain.rpartition(".")
+        if not dot or chain[-1] in ")!~" or chain[0] == "?" or ":" in chain or before[:6] == "super(":
+            return self.value(scope, chain)
+        return self.value(scope, before).each(lambda owner: self.attribute(owner, name))
+
+    def _name(self, scope: Scope, name: str) -> Targets:
         if name[0] == "<":
-            return self._builtin(name[1:-1])._replace(is_instance=True)
-        looking: Scope | None = scope
+            value = self._builtin(name[1:-1])
+            return only(value and value._replace(is_instance=True))
+        looking: Scope | None = scope.declared.get(name, scope)
         while looking:
+            if looking.kind == "module":
+                member = self._module_member(looking.module, name)
+                return only(self._builtin(name)) if member is None else member
             if name in looking.names and (looking is scope or looking.kind != "class"):
-                return self._meaning(looking.names[name], looking.module)
+                targets = self._meanings(looking.names[name], looking.module)
+                if looking.kind == "class":  # before its line a name in a class is that of the module
+                    outer = self._name(looking.parent, name)
+                    return join([targets, outer]) if outer.values else targets
+                return targets
             looking = looking.parent
-        return self._starred(scope.module, name) or self._builtin(name)
+        return only(self._builtin(name))
 
-    def _meaning(self, meaning: tuple, module: Module) -> Value | None:
-        kind = meaning[0]
-        if kind == "known":
-            return Value(meaning[1], meaning[2])
-        if kind == "chain":
-            return self.value(meaning[2], meaning[1])
-        if kind == "module":
-            return self.module(meaning[1], module)
-        if kind == "member":
-            return self.imported(meaning[1], meaning[2], module)
-        if kind == "any":
-            return self._one(dict.fromkeys(self._meaning(one, module) for one in meaning[1] if one is not NOTHING))
-        return None
+    def _meanings(self, meanings: Iterable[Meaning], module: Module) -> Targets:
+        return join([self._meaning(meaning, module) for meaning in meanings if meaning is not NOTHING])
 
-    def _one(self, found: dict[Value | None, None]) -> Value | None:
-        """Of several meanings the only one, but for two customs: C code has a fallback in the sources, and modules under
-        one name (`os.path` on Unix and Windows) offer the same, so that the first stands for all."""
-        if len(found) > 1 and None not in found:
-            found = {value: None for value in found if not self._is_imported(value)} or found
-            if all(self.type_of(value.entity) in ("module", "package") for value in found):
-                return next(iter(found))
-        return next(iter(found)) if len(found) == 1 else None
+    def _meaning(self, meaning: Meaning, module: Module) -> Targets:
+        if isinstance(meaning, Known):
+            value = meaning.value
+            complete = value.is_instance or not value.exact or self.passes(value.entity) > 0
+            return Targets((value,), complete)
+        if isinstance(meaning, Expression):
+            return self.value(meaning.scope, meaning.chain)
+        if isinstance(meaning, ImportedModule):
+            return only(self.module(meaning.name, module))
+        if isinstance(meaning, ImportedName):
+            return self.imported(meaning.module, meaning.name, module)
+        return OPEN
 
     def module(self, name: str, importer: Module) -> Value | None:
         """A module by the name that an import uses; None where two could be meant."""
@@ -115,79 +307,281 @@ class Resolver:
         parent = self.module(dots + package, importer)
         if parent is None:
             return None
-        known = (
-            None if self._is_external(parent.entity) else self._attribute(parent, last)
-        )  # os.path is an attribute of os
-        return known or self._outside(f"{parent.entity}.{last}", "module")
+        if not self._is_external(parent.entity):  # os.path is an attribute of os, one of two that offer the same
+            for value in self._attribute(parent, last).values:
+                if self.type_of(value.entity) in ("module", "package"):
+                    return value
+        return self._outside(f"{parent.entity}.{last}", "module")
 
     def _at(self, path: str) -> Value:
         if path in self.files:
-            return Value(self.files[path].id, False)
-        found = self._outside(path.replace("/", "."), "module")
-        self.folders[found.entity] = path
-        return found
+            return Value(self.files[path].id)
+        folder = self._outside(path.replace("/", "."), "module")
+        self.folders[folder.entity] = path
+        return folder
 
-    def imported(self, origin: str, name: str, importer: Module) -> Value | None:
+    def imported(self, origin: str, name: str, importer: Module) -> Targets:
         module = self.module(origin, importer)
         if module and module.entity == importer.id and (sub := f"{importer.path}/{name}") in self.files:
-            return self._at(sub)  # `from . import sub` in a package binds what it asks for
-        return module and self._attribute(module, name)
+            return only(self._at(sub))  # `from . import sub` in a package binds what it asks for
+        return self._attribute(module, name) if module else OPEN
 
-    def _module_member(self, module: Module, name: str) -> Value | None:
-        chain = f"from {name}"  # its cache beside that of chains, whose names hold no space
-        values = module.scope.values
-        if chain not in values:
-            values[chain] = None
-            meaning = module.scope.names.get(name)
-            values[chain] = self._meaning(meaning, module) if meaning else self._starred(module, name)
-        return values[chain]
+    def _module_member(self, module: Module, name: str) -> Targets | None:
+        """What a module may have under a name; None where it binds none."""
+        return self._solve((module, name), lambda: self._bound_in(module, name))
 
-    def _starred(self, module: Module, name: str) -> Value | None:
-        """`name` through `from x import *`; several that have it must mean the same."""
-        found = set()
-        for origin in module.stars:
-            starred = self.module(origin, module)
-            if starred and starred.entity in self.modules and starred.entity != module.id:
-                inside = self.modules[starred.entity]
-                if name in inside.exports if inside.exports is not None else name[0] != "_":
-                    found.add(self._module_member(inside, name))
-        found.discard(None)
-        return found.pop() if len(found) == 1 else None
-
-    def _attribute(self, value: Value | None, name: str) -> Value | None:
-        if value is None:
+    def _bound_in(self, module: Module, name: str) -> Targets | None:
+        meanings = module.scope.names.get(name)
+        parts = [self._meanings(meanings, module)] if meanings else []
+        parts += self._starred(module, name)
+        if patches := self.patched.get((module.id, name, False)):
+            parts.append(self._meanings(patches, module))
+        if not parts:
             return None
+        parts += self._stored_anywhere(name)
+        if module.id in self.tainted or (module.id in self.computed and name in self.words):
+            parts.append(OPEN)
+        return join(parts)
+
+    def _stored_anywhere(self, name: str) -> list[Targets]:
+        """What may be assigned to an attribute of an object that is not known."""
+        return [self._meanings(self.loose[name], next(iter(self.modules.values())))] if name in self.loose else []
+
+    def _starred(self, module: Module, name: str) -> list[Targets]:
+        """`name` through `from x import *`; one from outside may replace what stands above it."""
+        entity = self.defined.get(f"{module.id}.{name}")
+        starred = []
+        for origin, line in module.stars:
+            source = self.module(origin, module)
+            if source and source.entity in self.modules and source.entity != module.id:
+                inside = self.modules[source.entity]
+                if name in inside.exports if inside.exports is not None else name[0] != "_":
+                    member = self._module_member(inside, name)
+                    starred += [member] if member else []
+            elif entity and 0 < entity.line < line:
+                starred.append(OPEN)
+        return starred
+
+    def _attribute(self, value: Value, name: str) -> Targets:
+        """What `value.name` gives; of a property what it returns."""
+        targets = self.attribute(value, name)
+        if not value.is_instance or not any(
+            target.entity in self.classes or self.is_property(target) for target in targets.values
+        ):
+            return targets
+        return targets.each(self._read)
+
+    def _read(self, value: Value) -> Targets:
+        if self.is_property(value):
+            return self._result(value)
+        is_object = value.is_instance and value.entity in self.classes
+        is_descriptor = is_object and self.lookup(self.order(value.entity), "__get__", is_instance=False).values
+        return OPEN if is_descriptor else only(value)
+
+    def attribute(self, value: Value, name: str) -> Targets:
+        """The definition that `value.name` reaches."""
         entity = value.entity
         if entity in self.folders:
             path = f"{self.folders[entity]}/{name}"
-            return self._at(path) if path in self.files or path in self.imports.folders else None
+            return only(self._at(path) if path in self.files or path in self.imports.folders else None)
         if entity in self.modules:
             module = self.modules[entity]
             if (sub := f"{module.path}/{name}") in self.files and name not in module.scope.names:
-                return self._at(sub)
-            return self._module_member(module, name) or self._from_interpreter(module, name)
+                return only(self._at(sub))
+            member = self._module_member(module, name)
+            return only(self._from_interpreter(module, name)) if member is None else member
         if name == "__class__" and value.is_instance:
-            return Value(entity, False)
+            return only(Value(entity, False, value.exact))
         if entity in self.classes or _builtin_class(entity):
-            found = self.member(entity, name)
-            if found and value.is_instance and not found.is_instance and found.entity in self.properties:
-                return self._result(found)
-            return found
-        if entity in self.properties and name in ("getter", "setter", "deleter"):
-            return self._outside(f"builtins.property.{name}", "method")
+            return self.member(value, name)
+        if self.is_property(value) and name in ("getter", "setter", "deleter"):
+            return only(self._outside(f"builtins.property.{name}", "method"))
         if self._is_imported(value):
-            return self._outside(f"{entity}.{name}", UNKNOWN)
-        return None
+            return only(self._outside(f"{entity}.{name}", UNKNOWN))
+        return OPEN
 
-    def _result(self, called: Value | None) -> Value | None:
-        """What calling a value gives: an instance of a class, or what the function's annotation says."""
-        if called is None or called.is_instance:
-            return None
-        if self.type_of(called.entity) in CLASSES:
-            return Value(called.entity, True)
-        if called.entity in self.results:
-            return self.value(*self.results[called.entity])
-        return None
+    # ---- calls
+
+    def _result(self, called: Value) -> Targets:
+        """What calling a value gives: an instance of a class, or what the function's annotation or its statements say."""
+        entity = called.entity
+        if called.is_instance:
+            functions = self.member(called, "__call__") if entity in self.classes else OPEN
+            return functions.each(lambda function: OPEN if function.is_instance else self._result(function))
+        if self.type_of(entity) in CLASSES:
+            instance = Value(entity, True, called.exact)
+            return only(instance) if self.makes_instances(entity) else Targets((instance,), False)
+        module = self.module_of.get(entity)
+        if module is None:
+            return OPEN
+        functions = [entity] if called.exact else [entity, *self.overriders(entity)]
+        if any(function in module.asynchronous for function in functions):
+            return only(Value(entity, True, called.exact))  # the coroutine of the function
+        return join([self._returned(function) for function in functions])
+
+    def _returned(self, function: str) -> Targets:
+        module = self.module_of[function]
+        if function in module.decorators and self.passes(function) < 2:
+            return OPEN
+        table = module.results if function in module.annotated else module.returned
+        return self._meanings(table.get(function, ()), module)
+
+    def _awaited(self, value: Value) -> Targets:
+        module = self.module_of.get(value.entity)
+        if module is None or not value.is_instance or value.entity not in module.asynchronous:
+            return OPEN
+        functions = [value.entity] if value.exact else [value.entity, *self.overriders(value.entity)]
+        return join([self._returned(function) for function in functions])
+
+    def _declared(self, value: Value, parts: tuple[Expression, ...]) -> Targets:
+        """What an annotation admits: an instance of a class, and of `type[C]` the class."""
+        if value.entity in ("builtins.type", "typing.Type") and len(parts) == 1:
+            inner = self.value(parts[0].scope, parts[0].chain)
+            return inner.each(lambda instance: only(instance._replace(is_instance=False)))
+        is_class = not value.is_instance and self.type_of(value.entity) in CLASSES
+        is_container = value.entity.rpartition(".")[2] in _CONTAINERS
+        instance = Value(value.entity, True, False, parts)
+        if not (is_class or is_container):
+            return OPEN
+        return Targets((instance,), not self.is_protocol(value.entity))
+
+    def is_protocol(self, entity: str) -> bool:
+        """Whether objects of other classes are admitted where this class is named."""
+        scope = self.classes.get(entity)
+        return scope is not None and any(base.rpartition(".")[2] == "Protocol" for _, base in scope.bases)
+
+    def _elements(self, scope: Scope, chain: str, how: str) -> Targets:
+        """What a loop over a container gives, or its item by index or key."""
+        place = 0 if how == "*" else 1
+        if chain.endswith(".values()"):
+            chain, place = chain.removesuffix(".values()"), 1
+
+        def element(container: Value) -> Targets:
+            name = container.entity.rpartition(".")[2]
+            if not container.is_instance or not container.entity.startswith(_LIBRARIES) or name not in _CONTAINERS:
+                return OPEN
+            parts = container.parts
+            if name in ("tuple", "Tuple") and not (len(parts) == 2 and parts[1].chain == "...!"):
+                return OPEN
+            number = place if name in _MAPPINGS else 0
+            return self.value(parts[number].scope, parts[number].chain) if number < len(parts) else OPEN
+
+        return self.value(scope, chain).each(element)
+
+    def makes_instances(self, entity: str) -> bool:
+        """Whether calling a class gives an instance of it: no `__new__` and no metaclass gives another thing."""
+        order = self.order(entity)
+        for owner in order:
+            scope = self.classes.get(owner)
+            if scope is None:
+                continue
+            if scope.metaclass:
+                kind = self.value(scope.parent, scope.metaclass).one
+                if kind is None or (kind.entity in self.classes and self._in_sources(kind.entity, "__call__")):
+                    return False
+        new = self._in_sources(entity, "__new__")
+        if new is None:
+            return True
+        returned = self.module_of[new].returned.get(new, ())
+        return bool(returned) and all(self._is_plain_new(meaning, entity) for meaning in returned)
+
+    def _is_plain_new(self, meaning: Meaning, entity: str) -> bool:
+        if not isinstance(meaning, Expression):
+            return False
+        if meaning.chain in ("super().__new__()", "object.__new__()"):
+            return True
+        bound = meaning.scope.names.get(meaning.chain)
+        return bool(bound) and all(one != meaning and self._is_plain_new(one, entity) for one in bound)
+
+    def _in_sources(self, entity: str, name: str) -> str | None:
+        """The function that a class in the sources has under a name."""
+        targets = self.lookup(self.order(entity), name, is_instance=False)
+        return next((value.entity for value in targets.values if value.entity in self.module_of), None)
+
+    def constructor(self, entity: str) -> Targets:
+        """The `__init__` in the sources that calling a class runs."""
+        order = self.order(entity)
+        if not self.makes_instances(entity) or not _ENUMS.isdisjoint(order):
+            return OPEN
+        for owner in order:
+            scope = self.classes.get(owner)
+            if scope is None:
+                return OPEN
+            if "__init__" in scope.names:
+                return self.lookup([owner], "__init__", is_instance=False)
+            decorators = scope.module.decorators.get(owner, ())
+            chains = (one.chain.removesuffix("()").rpartition(".")[2] for one in decorators if one is not OPAQUE)
+            if any(chain in _MAKE_CONSTRUCTORS for chain in chains):
+                return OPEN
+        return OPEN
+
+    # ---- decorators
+
+    def is_property(self, value: Value) -> bool:
+        """Whether it is a method that is called by naming it."""
+        if value.is_instance or value.entity not in self.module_of:
+            return False
+        for decorator in self.module_of[value.entity].decorators.get(value.entity, ()):
+            if decorator is not OPAQUE:
+                kind = self.value(decorator.scope, decorator.chain.removesuffix("()")).one
+                if kind and self._makes_properties(kind.entity):
+                    return True
+        return False
+
+    def _makes_properties(self, decorator: str) -> bool:
+        if decorator in self.classes:
+            return "builtins.property" in self.order(decorator) or decorator in _PROPERTIES
+        return decorator in _PROPERTIES or decorator.endswith("cached_property")
+
+    def passes(self, entity: str) -> int:
+        """0: its decorators may put anything in its place · 1: its calls run it · 2: and they give what it gives."""
+        module = self.module_of.get(entity)
+        if module is None or entity not in module.decorators:
+            return 2
+        if entity not in self.passing:
+            self.passing[entity] = 0
+            self.passing[entity] = min(self._passed(decorator) for decorator in module.decorators[entity])
+        return self.passing[entity]
+
+    def _passed(self, decorator: Meaning) -> int:
+        if decorator is OPAQUE:
+            return 0
+        name = decorator.chain.removesuffix("()")
+        function = self.value(decorator.scope, name).one
+        if function is None or function.is_instance:
+            return 0
+        entity = function.entity
+        if entity in _TRANSPARENT or self._makes_properties(entity):
+            return 2
+        if entity in _RUNNING:
+            return 1
+        returned = self._gives_argument(entity)
+        if name == decorator.chain or entity not in self.module_of:
+            return returned
+        inner = self.module_of[entity].returned.get(entity, ())  # of a decorator with arguments
+        makers = [self._meaning(meaning, self.module_of[entity]).one for meaning in inner]
+        return min((self._gives_argument(maker.entity) if maker else 0 for maker in makers), default=0)
+
+    def _gives_argument(self, function: str) -> int:
+        """Whether a function returns its first argument (2), or a function that wraps and calls it (1)."""
+        module = self.module_of.get(function)
+        parameters = module.parameters.get(function) if module else None
+        if not parameters or function in module.decorators:
+            return 0
+        first, level = parameters[0], 2
+        for meaning in module.returned.get(function, ()):
+            if not isinstance(meaning, Expression):
+                return 0
+            if meaning.chain == first:
+                if len(meaning.scope.names.get(first, ())) != 1:
+                    return 0
+                continue
+            bound = meaning.scope.names.get(meaning.chain, ())
+            wrapper = bound[0].value.entity if len(bound) == 1 and isinstance(bound[0], Known) else ""
+            if module.wrappers.get(wrapper) != first:
+                return 0
+            level = 1
+        return level if function in module.returned else 0
 
     # ---- classes
 
@@ -202,10 +596,8 @@ class Resolver:
         if builtin := _builtin_class(entity):
             return [f"builtins.{kind.__name__}" for kind in builtin.__mro__]
         if entity not in self.classes:
-            return [entity, *self.beyond]
-        scope = self.classes[entity]
-        values = [self.value(scope.parent, chain) for _, chain in scope.bases]
-        bases = [value.entity if value and not value.is_instance else "?" for value in values] or [*self.no_base]
+            return [entity, *(self.no_base if entity in _PLAIN_BASES else self.beyond)]
+        bases = [base[0] if len(base) == 1 else "?" for base in self._bases(entity)] or [*self.no_base]
         rows = [[*self.order(base)] if base != "?" else ["?"] for base in bases]
         return [entity, *linear([*rows, bases] if self.bases_are_ordered else rows)]
 
@@ -213,37 +605,189 @@ class Resolver:
     beyond: tuple[str, ...] = ("?",)  # above a class outside of the sources
     bases_are_ordered = True
 
-    def member(self, entity: str, name: str) -> Value | None:
-        if (entity, name) not in self.members:
-            self.members[entity, name] = None
-            self.members[entity, name] = self.found(self.order(entity), name)
-        return self.members[entity, name]
+    def _bases(self, entity: str) -> Iterator[list[str]]:
+        """Of each base the classes that it may be; a second "?" where these are not all."""
+        scope = self.classes[entity]
+        for _, chain in scope.bases:
+            targets = self.value(scope.parent, chain)
+            classes = [value.entity for value in targets.values if not value.is_instance]
+            yield classes if targets.complete and classes else [*classes, "?", "?"]
 
-    def found(self, order: list[str], name: str) -> Value | None:
+    def subclasses(self, entity: str) -> list[str]:
+        """All classes in the sources that are or may be below one."""
+        if self._below is None:
+            self._below = defaultdict(list)
+            for name in self.classes:
+                for base in {base for bases in self._bases(name) for base in bases}:
+                    self._below[base].append(name)
+        if entity not in self._subclasses:
+            below = dict.fromkeys(self._below.get(entity, ()))
+            todo = [*below]
+            for name in todo:
+                new = [one for one in self._below.get(name, ()) if one not in below]
+                below |= dict.fromkeys(new)
+                todo += new
+            self._subclasses[entity] = [name for name in below if name != entity]
+        return self._subclasses[entity]
+
+    def overriders(self, method: str) -> list[str]:
+        """Methods of subclasses that have the name of this one."""
+        owner, _, name = method.partition("#")[0].rpartition(".")
+        if owner not in self.classes or name not in self.definers:
+            return []
+        methods = []
+        for below in self.subclasses(owner):
+            if below in self.definers[name]:
+                values = self.lookup([below], name, is_instance=False).values
+                methods += [value.entity for value in values if self.type_of(value.entity) in FUNCTIONS]
+        return methods
+
+    def member(self, owner: Value, name: str) -> Targets:
+        return self._solve((*owner, name), lambda: self._member(owner, name))
+
+    def _member(self, owner: Value, name: str) -> Targets:
+        order = self.order(owner.entity)
+        found = self.lookup(order, name, owner.is_instance)
+        if not owner.exact:
+            orders = [self.order(below) for below in self._related(owner.entity, name)]
+            found = self._with_overriders(found, [self.lookup(other, name, owner.is_instance) for other in orders])
+        if found.values:
+            found = join([found, *self._stored_anywhere(name)])
+        return self._bound_to(found, owner)
+
+    def _bound_to(self, targets: Targets, owner: Value) -> Targets:
+        if owner.exact:
+            return targets
+        values = tuple(
+            value._replace(exact=False) if self.type_of(value.entity) in FUNCTIONS else value
+            for value in targets.values
+        )
+        return targets._replace(values=values)
+
+    def _with_overriders(self, found: Targets, others: list[Targets]) -> Targets:
+        """A method stands for those of subclasses that override it; all else is one of several."""
+        method = found.one
+        if method is None or self.type_of(method.entity) not in FUNCTIONS:
+            return join([found, *others])
+        below = {*self.overriders(method.entity), method.entity}
+        is_property = self.is_property(method)
+        different = [
+            other
+            for other in others
+            if len(other.values) != 1
+            or other.values[0].entity not in below
+            or self.is_property(other.values[0]) != is_property
+        ]
+        return join([found, *different])
+
+    def _related(self, entity: str, name: str) -> list[str]:
+        """Subclasses in whose order of resolution another class has the name."""
+        definers, order = self.definers.get(name, set()), {*self.order(entity)}
+        if definers <= order and name not in self.words:
+            return []
+        if entity not in self._families:
+            family = {*self.subclasses(entity)}
+            self._families[entity] = family.union(*(self.order(below) for below in self.subclasses(entity)))
+        new = (definers | self.tainted | self.computed) & self._families[entity] - order
+        return [below for below in self.subclasses(entity) if not new.isdisjoint(self.order(below))] if new else []
+
+    def lookup(self, order: list[str], name: str, is_instance: bool) -> Targets:
+        """What the classes of an order have under a name, and what their methods assign to it."""
+        parts, is_certain = [], True
         for entity in order:
-            if entity in self.classes:
-                scope = self.classes[entity]
-                if meanings := [names[name] for names in (scope.names, scope.fields) if name in names]:
-                    return self._meaning(("any", meanings), scope.module)
+            if is_instance and entity in self.classes:
+                fields = [*self.classes[entity].fields.get(name, ()), *self.patched.get((entity, name, True), ())]
+                parts += [self._meanings(fields, self.classes[entity].module)] if set(fields) - {NOTHING} else []
+            if entity in self.tainted or (entity in self.computed and name in self.words):
+                is_certain = False
+        for entity in order:
+            scope = self.classes.get(entity)
+            if scope:
+                meanings = [*scope.names.get(name, ()), *self.patched.get((entity, name, False), ())]
+                if set(meanings) == {NOTHING} and parts:
+                    break
+                if meanings:
+                    parts.append(self._member_of(entity, meanings))
+                    break
             elif kind := _builtin_class(entity):
                 if name in vars(kind):
-                    return self._outside(f"{entity}.{name}", "method" if callable(vars(kind)[name]) else "field")
-            else:
-                return None  # a class outside of the sources, which may have it
-        return None
+                    is_method = callable(vars(kind)[name])
+                    parts.append(only(self._outside(f"{entity}.{name}", "method" if is_method else "field")))
+                    break
+            elif entity not in _PLAIN_BASES:  # a class outside of the sources, which may have it
+                return join(parts) if parts else OPEN
+        joined = join(parts)
+        return joined if is_certain else joined._replace(complete=False)
 
-    def _inherited(self, scope: Scope, after: str, name: str) -> Value | None:
-        """`super().name` or `super(after, self).name`, in whichever class the scope is in."""
+    def _member_of(self, entity: str, meanings: list[Meaning]) -> Targets:
+        is_value = all(not isinstance(meaning, Known) for meaning in meanings)
+        if is_value and not _ENUMS.isdisjoint(self.order(entity)):
+            return only(Value(entity, True))  # a member of an enumeration
+        return self._meanings(meanings, self.classes[entity].module)
+
+    def _inherited(self, scope: Scope, after: str, name: str) -> Targets:
+        """`super().name` or `super(after, self).name`, in whichever class the scope is in: the next of the instance's class."""
         within: Scope | None = scope
         while within is not None and within.kind != "class" and not within.hidden:
             within = within.parent
         if within is None or within.hidden:
-            return None
-        order = self.order(within.owner)
-        start = self.value(scope, after) if after else Value(within.owner, False)
-        if start is None or start.entity not in order:
-            return None
-        return self.found(order[order.index(start.entity) + 1 :], name)
+            return OPEN
+        start = self.value(scope, after).one if after else Value(within.owner)
+        if start is None:
+            return OPEN
+        orders = [self.order(entity) for entity in (within.owner, *self.subclasses(within.owner))]
+        rests = [order[order.index(start.entity) + 1 :] for order in orders if start.entity in order]
+        if not rests or start.entity not in orders[0]:
+            return OPEN
+        first, *others = (self.lookup(rest, name, is_instance=False) for rest in rests)
+        found = self._with_overriders(first, others)
+        if any(self.is_property(value) for value in found.values):
+            return found.each(self._read)
+        return found
+
+    # ---- where a name is defined, whatever it stands for
+
+    def places(self, scope: Scope, chain: str) -> Targets:
+        """The variables, fields and properties that a chain may name, as entities."""
+        if ":" in chain:
+            origin, _, name = chain.partition(":")
+            module = self.module(origin, scope.module)
+            return self._places_in(module, name) if module else OPEN
+        before, dot, name = chain.rpartition(".")
+        if dot:
+            if before[:1] == "?":
+                return OPEN
+            owners = self.value(scope, before)
+            return owners.each(lambda owner: self._places_in(owner, name))
+        looking: Scope | None = scope.declared.get(name, scope)
+        while looking:
+            if name in looking.names and (looking is scope or looking.kind != "class"):
+                return self._place_of(looking, name)
+            looking = looking.parent
+        return OPEN
+
+    def _place_of(self, scope: Scope, name: str) -> Targets:
+        entity = f"{scope.prefix}{name}"
+        if entity in self.defined:
+            return only(Value(entity))
+        meanings = scope.names[name]
+        if len(meanings) == 1 and isinstance(meanings[0], ImportedName):
+            module = self.module(meanings[0].module, scope.module)
+            return self._places_in(module, meanings[0].name) if module else OPEN
+        return Targets((), scope.kind != "module")  # a local variable is nothing else
+
+    def _places_in(self, owner: Value, name: str) -> Targets:
+        module = self.modules.get(owner.entity)
+        if module:
+            return self._place_of(module.scope, name) if name in module.scope.names else OPEN
+        if owner.entity not in self.classes:
+            return OPEN
+        order = self.order(owner.entity)
+        related = () if owner.exact else self._related(owner.entity, name)
+        classes = dict.fromkeys((*order, *(entity for below in related for entity in self.order(below))))
+        definers = [entity for entity in classes if entity in self.definers.get(name, ())]
+        places = tuple(Value(f"{entity}.{name}") for entity in definers if f"{entity}.{name}" in self.defined)
+        return Targets(places, bool(places))
 
     # ---- outside of the sources
 
@@ -251,7 +795,7 @@ class Resolver:
         """What a module has through `from posix import *`, C code of the interpreter, under its own name: `os.getcwd`."""
         if name[0] == "_" or name in module.scope.names:
             return None
-        for origin in module.stars:
+        for origin, _ in module.stars:
             if origin in sys.builtin_module_names and hasattr(importlib.import_module(origin), name):
                 return self._outside(f"{module.id}.{name}", UNKNOWN)
         return None
@@ -268,7 +812,7 @@ class Resolver:
         if entity not in self.external:
             module = "builtins" if entity.startswith("builtins.") else entity if kind == "module" else ""
             self.external[entity] = Entity(entity, kind, entity.rpartition(".")[2], EXTERNAL, module)
-        return Value(entity, False)
+        return Value(entity)
 
     def _is_external(self, entity: str) -> bool:
         return entity not in self.defined and (entity in self.external or entity.startswith("builtins."))
@@ -291,6 +835,18 @@ def linear(rows: list[list[str]]) -> list[str]:
         order.append(head)
         rows = [row[1:] if row[0] == head else row for row in rows]
     return order
+
+
+def _split(parts: str) -> list[str]:
+    """The parts of `A,B[C,D]`, by the commas outside of brackets."""
+    split, depth = [""], 0
+    for character in parts:
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            split.append("")
+        else:
+            split[-1] += character
+    return split
 
 
 def _builtin_class(entity: str) -> type | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
+import json
 import stat
 import sysconfig
 from collections.abc import Callable
@@ -15,7 +17,8 @@ from helpers.data.listing import Listing, list_files
 MOST_BYTES = 1_000_000  # of a source; the longest of the standard library has 0.8 million
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})  # idle_test: the standard library's, of IDLE
 PROJECT_FILES = frozenset({"pyproject.toml", "setup.py", "setup.cfg"})  # in a folder that pip installs from
-_READ = (".py", ".java")
+_READ, NOTEBOOK = (".py", ".java"), ".ipynb"
+MOST_BYTES_OF_NOTEBOOK = 50_000_000  # with its pictures
 NO_PARSER = "Java needs a parser: pip install tree-sitter tree-sitter-java"
 # ValueError: NUL bytes, wrong encoding · ImportError: the language's parser is not installed
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OSError, ImportError)
@@ -29,8 +32,8 @@ def standard_library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def find_sources(folder: str | Path, include_tests: bool) -> Sources:
-    """The .py and .java files of a folder, by path.
+def find_sources(folder: str | Path, include_tests: bool, notebooks: bool = False) -> Sources:
+    """The .py and .java files of a folder, by path, and its notebooks where they are wanted.
 
     What `list_files` skips is left out: installed packages, virtual environments, hidden folders, links to folders.
     Raises FileNotFoundError: no such folder; ValueError: it has no such file.
@@ -39,8 +42,9 @@ def find_sources(folder: str | Path, include_tests: bool) -> Sources:
     if not root.is_dir():
         raise FileNotFoundError(f"{str(folder)!r}: no such folder; name one that holds .py or .java files")
     without = () if include_tests else TEST_FOLDERS
+    suffixes = (*_READ, NOTEBOOK) if notebooks else _READ
     source = f"data_source={str(folder)!r}"
-    return Sources(list_files(root, _READ, source=source, names=PROJECT_FILES, without=without))
+    return Sources(list_files(root, suffixes, source=source, names=PROJECT_FILES, without=without))
 
 
 class Sources:
@@ -54,7 +58,7 @@ class Sources:
     def __init__(self, listing: Listing):
         self.listing, self.root = listing, listing.folder
         found = sorted(path.relative_to(self.root).as_posix() for path in listing.files)
-        self.files = [file for file in found if file.endswith(_READ)]
+        self.files = [file for file in found if file.endswith((*_READ, NOTEBOOK))]
         root = self.root
         self.above = ""
         while root.name and (root / "__init__.py").is_file():
@@ -65,16 +69,14 @@ class Sources:
         self.read: list[dict] = []
         self.failed = [{"path": path, "error": reason} for path, reason, junk in listing.skipped if not junk]
 
-    def digest(self, start: str) -> str:
-        """sha256 of the paths and contents of all files, and of `start`."""
-        digest = hashlib.sha256(start.encode())
+    def state(self) -> list[tuple]:
+        """What changes when a file does."""
+        rows = []
         for file in self.files:
-            try:
-                said = _sha256(_read(self.root / file))
-            except OSError as error:
-                said = str(error)
-            digest.update(f"\n{file}\n{said}".encode())
-        return digest.hexdigest()
+            with contextlib.suppress(OSError):
+                status = (self.root / file).stat()
+                rows.append((file, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        return rows
 
     def parse(self, file: str, language: str, parser: Callable[[bytes], Module]) -> Module | None:
         """What `parser` makes of a file; None where it cannot be read or parsed."""
@@ -89,11 +91,36 @@ class Sources:
         return module
 
 
+def notebook_code(content: bytes) -> tuple[bytes, list[tuple[int, int]]]:
+    """The code of a notebook's cells, and of each its number and first line; magics and shell commands are left out.
+
+    Raises ValueError: it is no notebook.
+    """
+    try:
+        all_cells = json.loads(content)["cells"]
+        code_cells = [
+            (number, "".join(cell["source"])) for number, cell in enumerate(all_cells, 1) if cell["cell_type"] == "code"
+        ]
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"no notebook: {error}") from error
+    lines, cells = [], []
+    for number, source in code_cells:
+        cells.append((number, len(lines) + 1))
+        code = source.split("\n")
+        is_other_language = code[0].startswith("%%") and not code[0].startswith(("%%time", "%%capture", "%%writefile"))
+        for line in code:
+            indentation = line[: len(line) - len(line.lstrip())]
+            is_magic = line.lstrip().startswith(("%", "!", "?")) or line.rstrip().endswith("?")
+            lines.append("" if is_other_language else f"{indentation}pass" if is_magic else line)
+    return "\n".join(lines).encode(), cells
+
+
 def _read(path: Path) -> bytes:
     """Raises OSError, also for a pipe, a device, and a file that is too long to be written by hand."""
     found = path.stat()
-    if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
-        raise OSError(errno.EFBIG, f"no file, or one of more than {MOST_BYTES:,} bytes")
+    most = MOST_BYTES_OF_NOTEBOOK if path.suffix == NOTEBOOK else MOST_BYTES
+    if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+        raise OSError(errno.EFBIG, f"no file, or one of more than {most:,} bytes")
     return path.read_bytes()
 
 

@@ -10,6 +10,8 @@ import re
 from collections import Counter, defaultdict
 from typing import NamedTuple
 
+from scipy.cluster.hierarchy import DisjointSet
+
 from .knowledge_graph import DEFINED, KnowledgeGraph, Triple
 
 UNITS = ("package", "module", "definition")  # from large to small; a definition is one of a module's outermost level
@@ -59,8 +61,6 @@ def split_by_module(graph: KnowledgeGraph, *, seed: int, held_out: float = 0.1) 
 
 def _units(graph: KnowledgeGraph, unit: str) -> dict[str, str]:
     """Unit of each entity that the sources define."""
-    import networkx
-
     defined = [entity for entity in graph.entities.values() if entity.status == DEFINED]
     around = {triple.tail: triple.head for triple in graph.triples if triple.relation == "contains"}
     names = {entity.module: entity.module for entity in defined}
@@ -68,15 +68,7 @@ def _units(graph: KnowledgeGraph, unit: str) -> dict[str, str]:
         for module in names:
             while names[module] in around:
                 names[module] = around[names[module]]
-    same = networkx.Graph()  # units that share a file, directly or through others, are the first of them
-    same.add_nodes_from(names.values())
-    for file in graph.manifest["files"]:
-        if file["module"] in names and file["sha256"] != _EMPTY:
-            same.add_edge(names[file["module"]], ("content", file["sha256"]))
-    first = {}
-    for component in networkx.connected_components(same):
-        units = [name for name in component if isinstance(name, str)]
-        first |= dict.fromkeys(units, min(units))
+    first = _joined_units(graph, names)
     found = {entity.id: first[names[entity.module]] for entity in defined}
     if unit == "definition":
         for entity in defined:
@@ -84,6 +76,17 @@ def _units(graph: KnowledgeGraph, unit: str) -> dict[str, str]:
             if inside != entity.id:
                 found[entity.id] += f".{re.split('[.(]', inside, maxsplit=1)[0]}"
     return found
+
+
+def _joined_units(graph: KnowledgeGraph, names: dict[str, str]) -> dict[str, str]:
+    """Units that share a file, directly or through others, are the first of them. names: unit of each module."""
+    units = DisjointSet(names.values())
+    unit_of_content: dict[str, str] = {}
+    for file in graph.manifest["files"]:
+        if file["module"] in names and file["sha256"] != _EMPTY:
+            unit = names[file["module"]]
+            units.merge(unit, unit_of_content.setdefault(file["sha256"], unit))
+    return {unit: min(joined) for joined in units.subsets() for unit in joined}
 
 
 def _draw(sizes: Counter, held_out: float, seed: int) -> dict[str, int]:
