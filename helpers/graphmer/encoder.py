@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForPreTraining, PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import ModelOutput
@@ -67,40 +67,40 @@ class GraphMERConfig(PretrainedConfig):
 class LeafyBatch:
     """Sequences, as `chains.py` makes them. Segment 0 and relation 0 are padding; without labels there is no loss."""
 
-    root_ids: torch.Tensor  # [B, S]
-    root_segments: torch.Tensor  # [B, S] which document of the sequence a token is of, from 1
-    root_positions: torch.Tensor  # [B, S] place in the document
-    leaf_ids: torch.Tensor  # [B, G, L]
-    leaf_segments: torch.Tensor  # [B, G]
-    relation_ids: torch.Tensor  # [B, G]
-    head_start: torch.Tensor  # [B, G] first root of the head
-    head_length: torch.Tensor  # [B, G] roots of the head
-    mlm_positions: torch.Tensor | None = None  # [B, M]
-    mlm_labels: torch.Tensor | None = None  # [B, M]
-    mnm_labels: torch.Tensor | None = None  # [B, G, L]
-    triple_labels: torch.Tensor | None = None  # [B, G] 1 true, 0 wrong, -100 masked
-    head_entities: torch.Tensor | None = None  # [B, G] numbers of entities; -1 at a wrong leaf
-    tail_entities: torch.Tensor | None = None  # [B, G]
-    head_text_ids: torch.Tensor | None = None  # [B, G, C]
-    tail_text_ids: torch.Tensor | None = None  # [B, G, C]
-    known_BGX: torch.Tensor | None = None  # [B, G, B G] in-batch tails that are right for this leaf, too
-    negative_text_ids: torch.Tensor | None = None  # [B, G, U, C]; None where no wrong tails are drawn
+    root_ids: Tensor  # [B, S]
+    root_segments: Tensor  # [B, S] which document of the sequence a token is of, from 1
+    root_positions: Tensor  # [B, S] place in the document
+    leaf_ids: Tensor  # [B, G, L]
+    leaf_segments: Tensor  # [B, G]
+    relation_ids: Tensor  # [B, G]
+    head_start: Tensor  # [B, G] first root of the head
+    head_length: Tensor  # [B, G] roots of the head
+    mlm_positions: Tensor | None = None  # [B, M]
+    mlm_labels: Tensor | None = None  # [B, M]
+    mnm_labels: Tensor | None = None  # [B, G, L]
+    triple_labels: Tensor | None = None  # [B, G] 1 true, 0 wrong, -100 masked
+    head_entities: Tensor | None = None  # [B, G] numbers of entities; -1 at a wrong leaf
+    tail_entities: Tensor | None = None  # [B, G]
+    head_text_ids: Tensor | None = None  # [B, G, C]
+    tail_text_ids: Tensor | None = None  # [B, G, C]
+    known_BGX: Tensor | None = None  # [B, G, B G] in-batch tails that are right for this leaf, too
+    negative_text_ids: Tensor | None = None  # [B, G, U, C]; None where no wrong tails are drawn
 
 
 @dataclass
 class GraphMEROutput(ModelOutput):
     """loss and its unweighted terms (None without labels), root_states [B, S, D], leaf_states [B, G, L, D]."""
 
-    loss: torch.Tensor | None = None
-    terms: dict[str, torch.Tensor] | None = None
-    root_states: torch.Tensor | None = None
-    leaf_states: torch.Tensor | None = None
+    loss: Tensor | None = None
+    terms: dict[str, Tensor] | None = None
+    root_states: Tensor | None = None
+    leaf_states: Tensor | None = None
 
 
 # ---- what the graph brings into attention
 
 
-def distances(root_count: int, head_start_BG: torch.Tensor, leaf_tokens: int) -> torch.Tensor:
+def distances(root_count: int, head_start_BG: Tensor, leaf_tokens: int) -> Tensor:
     """Length of the shortest path between any two tokens of a leafy chain, int32 [B, N, N].
 
     Neighbouring roots are joined, each slot of a leaf is joined to its root, and neighbouring slots are: roots are |i-j| apart, a root
@@ -124,13 +124,13 @@ class Decay(nn.Module):
         super().__init__()
         self.base, self.offset = base, nn.Parameter(torch.ones(heads))
 
-    def forward(self, distance_BNN: torch.Tensor) -> torch.Tensor:
+    def forward(self, distance_BNN: Tensor) -> Tensor:
         """[B, A, N, N] in fp32."""
         shifted = torch.sqrt(distance_BNN.float() + 1)[:, None] - self.offset.float()[:, None, None]
         return torch.exp(math.log(self.base) * nn.functional.gelu(shifted))
 
 
-def alibi(position_BN: torch.Tensor, heads: int) -> torch.Tensor:
+def alibi(position_BN: Tensor, heads: int) -> Tensor:
     """-m |i - j| [B, A, N, N] with slopes m = 2^(-8 a / A) (arXiv 2108.12409).
 
     Keys after the query cost double in even heads and keys before it in odd ones: an encoder has to tell left from right.
@@ -142,7 +142,7 @@ def alibi(position_BN: torch.Tensor, heads: int) -> torch.Tensor:
     return -slope_A11 * (ahead_BNN.abs() + against)
 
 
-def segment_bias(segment_BN: torch.Tensor) -> torch.Tensor:
+def segment_bias(segment_BN: Tensor) -> Tensor:
     """[B, 1, N, N]: 0 within a document of a packed sequence, `MASKED` between documents and at padding."""
     same_BNN = (segment_BN[:, :, None] == segment_BN[:, None, :]) & (segment_BN > 0)[:, None, :]
     return torch.where(same_BNN, 0.0, MASKED)[:, None]
@@ -155,7 +155,7 @@ class RelationBias(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(relations, heads))
 
-    def forward(self, batch: LeafyBatch) -> torch.Tensor:
+    def forward(self, batch: LeafyBatch) -> Tensor:
         """[B, A, N, N]; 0 everywhere else."""
         S, L, relation_BG = batch.root_ids.shape[1], batch.leaf_ids.shape[2], batch.relation_ids
         bias_BGA = nn.functional.embedding((relation_BG - 1).clamp(min=0), self.weight) * (relation_BG > 0)[..., None]
@@ -181,7 +181,7 @@ class HGAT(nn.Module):
         self.attention = nn.Parameter(torch.empty(relations, 2, width))  # a_r: its half for tails and that for heads
         self.bias = nn.Parameter(torch.empty(relations, width))
 
-    def forward(self, leaf_BGLD, head_BGHD, head_mask_BGH, relation_BG) -> torch.Tensor:
+    def forward(self, leaf_BGLD, head_BGHD, head_mask_BGH, relation_BG) -> Tensor:
         """What is added to the leaves [B, G, L, D]; 0 where there is no relation or no head token."""
         weight_RDD = nn.functional.dropout(self.weight, self.dropout, self.training)
         attention_R2D = nn.functional.dropout(self.attention, self.dropout, self.training)
@@ -291,7 +291,7 @@ class GraphMERModel(GraphMERPreTrainedModel):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.post_init()
 
-    def forward(self, **fields: torch.Tensor) -> GraphMEROutput:
+    def forward(self, **fields: Tensor) -> GraphMEROutput:
         """States of roots [B, S, D] and leaves [B, G, L, D], 0 at padding. fields: those of a `LeafyBatch`."""
         return self.encode_chains(LeafyBatch(**fields))
 
@@ -309,7 +309,7 @@ class GraphMERModel(GraphMERPreTrainedModel):
         states_BND = states_BND * (segment_BN > 0)[..., None]
         return GraphMEROutput(root_states=states_BND[:, :S], leaf_states=states_BND[:, S:].reshape(B, G, L, -1))
 
-    def encode_text(self, text_ids: torch.Tensor) -> torch.Tensor:
+    def encode_text(self, text_ids: Tensor) -> Tensor:
         """Mean state [..., D] of texts [..., C] of their own, without leaves; 0 for an empty one."""
         ids_PC = text_ids.flatten(0, -2)
         is_token_PC = ids_PC != self.config.pad_token_id
@@ -319,7 +319,7 @@ class GraphMERModel(GraphMERPreTrainedModel):
         total_PD = (states_PCD * is_token_PC[..., None]).sum(1)
         return (total_PD / is_token_PC.sum(1).clamp(min=1)[:, None]).view(*text_ids.shape[:-1], -1)
 
-    def _embed_leaves(self, batch: LeafyBatch) -> torch.Tensor:
+    def _embed_leaves(self, batch: LeafyBatch) -> Tensor:
         leaves_BGLD = self.embedding(batch.leaf_ids)
         order_H = torch.arange(self.config.max_head_tokens, device=batch.leaf_ids.device)
         place_BGH = (batch.head_start[..., None] + order_H).clamp(max=batch.root_ids.shape[1] - 1)
@@ -329,7 +329,7 @@ class GraphMERModel(GraphMERPreTrainedModel):
         leaves_BGLD = leaves_BGLD + self.hgat(leaves_BGLD, heads_BGHD, is_head_BGH, batch.relation_ids)
         return leaves_BGLD + self.leaf_embedding.weight
 
-    def _encode(self, x_BND, position_BN, distance_BNN, bias) -> torch.Tensor:
+    def _encode(self, x_BND, position_BN, distance_BNN, bias) -> Tensor:
         """The layers; everything about pairs of tokens is computed once for all of them."""
         bias = bias + alibi(position_BN, self.config.num_attention_heads)
         decay, x_BND = self.decay(distance_BNN), self.dropout(self.embedding_norm(x_BND))
@@ -341,7 +341,7 @@ class GraphMERModel(GraphMERPreTrainedModel):
 # ---- the loss. All shapes are static: what does not count is multiplied by 0, never indexed away.
 
 
-def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy in nats of logits [..., V] where labels [...] are not -100."""
     chosen = logits.gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1).float()
     return mean_where(torch.logsumexp(logits.float(), dim=-1) - chosen, labels != IGNORED)
@@ -351,14 +351,14 @@ def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 class Candidates:
     """Tails that a leaf's right one stands against: those of the whole batch, and wrong ones of its own."""
 
-    tails_BGE: torch.Tensor
-    entities_BG: torch.Tensor
-    known_BGX: torch.Tensor
-    wrong_BGUE: torch.Tensor | None
-    wrong_BGU: torch.Tensor | None  # which of the wrong ones there are
+    tails_BGE: Tensor
+    entities_BG: Tensor
+    known_BGX: Tensor
+    wrong_BGUE: Tensor | None
+    wrong_BGU: Tensor | None  # which of the wrong ones there are
 
 
-def contrastive_loss(queries_BGE, counted_BG, candidates: Candidates, temperature: float) -> torch.Tensor:
+def contrastive_loss(queries_BGE, counted_BG, candidates: Candidates, temperature: float) -> Tensor:
     """InfoNCE: the right tail among the candidates.
 
     No candidates are tails without an entity, other copies of the right one, and tails that are known to be right as well.
@@ -399,7 +399,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         self.config.auto_map = {"AutoModel": "encoder.GraphMERModel"}
         super().save_pretrained(*args, **kwargs)
 
-    def forward(self, **fields: torch.Tensor) -> GraphMEROutput:
+    def forward(self, **fields: Tensor) -> GraphMEROutput:
         """Loss, its terms and the states; without `mlm_labels` the states alone. fields: those of a `LeafyBatch`."""
         batch = LeafyBatch(**fields)
         states = self.encoder.encode_chains(batch)
@@ -409,18 +409,18 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         loss = sum(weight * terms[name] for name, weight in self.config.weights().items())
         return GraphMEROutput(loss=loss, terms=terms, root_states=states.root_states, leaf_states=states.leaf_states)
 
-    def token_logits(self, states: torch.Tensor) -> torch.Tensor:  # [..., V]
+    def token_logits(self, states: Tensor) -> Tensor:  # [..., V]
         return nn.functional.linear(states, self.encoder.embedding.weight, self.token_bias)
 
-    def entities(self, text_ids: torch.Tensor) -> torch.Tensor:
+    def entities(self, text_ids: Tensor) -> Tensor:
         """Unit vectors [..., E] of entities' texts [..., C]."""
         return unit(self.entity_head(self.encoder.encode_text(text_ids)))
 
-    def queries(self, states: GraphMEROutput) -> torch.Tensor:
+    def queries(self, states: GraphMEROutput) -> Tensor:
         """Unit vectors [B, G, E] that the tails of masked leaves should be near to."""
         return unit(self.query_head(states.leaf_states[:, :, 0]))
 
-    def _token_terms(self, batch: LeafyBatch, states: GraphMEROutput) -> dict[str, torch.Tensor]:
+    def _token_terms(self, batch: LeafyBatch, states: GraphMEROutput) -> dict[str, Tensor]:
         """Masked roots, masked leaves, and whether a shown leaf is true."""
         masked_BMV = self.token_logits(_at(states.root_states, batch.mlm_positions))
         terms = {"mlm": token_loss(masked_BMV, batch.mlm_labels)}
@@ -432,7 +432,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
             terms["triple"] = mean_where(loss_BG, batch.triple_labels >= 0)  # of masked leaves nothing is asked here
         return terms
 
-    def _entity_terms(self, batch: LeafyBatch, states: GraphMEROutput) -> dict[str, torch.Tensor]:
+    def _entity_terms(self, batch: LeafyBatch, states: GraphMEROutput) -> dict[str, Tensor]:
         """The right tail among others: asked for by a masked leaf, and by head and relation; and what the ontology forbids."""
         wrong_BGUE = wrong_BGU = None
         if batch.negative_text_ids is not None:
@@ -454,7 +454,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         return terms | self.ontology(heads_PE, tails_PE, relation_P, head_P, tail_P, true_P)
 
 
-def _at(states_BSD: torch.Tensor, place_BM: torch.Tensor) -> torch.Tensor:
+def _at(states_BSD: Tensor, place_BM: Tensor) -> Tensor:
     """The states at these places [B, M, D], by a product: a gather's gradient is summed in any order on a GPU."""
     place_S = torch.arange(states_BSD.shape[1], device=place_BM.device)
     chosen_BMS = (place_BM[..., None] == place_S).to(states_BSD.dtype)

@@ -9,22 +9,22 @@ An antisymmetric relation forbids h -> t -> h, an acyclic one also h -> t -> u -
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 MARGIN = 0.5  # mean score of a forbidden cycle that is let pass
 
 
-def unit(x: torch.Tensor) -> torch.Tensor:
+def unit(x: Tensor) -> Tensor:
     """Unit vectors, in fp32 at least."""
     return nn.functional.normalize(x.float() if x.dtype != torch.float64 else x, dim=-1)
 
 
-def mean_where(values: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+def mean_where(values: Tensor, counted: Tensor) -> Tensor:
     """Mean of the values that count, 0 where none does."""
     return (values * counted).sum() / counted.sum().to(values.dtype).clamp(min=1)
 
 
-def relation_product(vectors_PLD: torch.Tensor, relation_P: torch.Tensor, weight_RDD: torch.Tensor) -> torch.Tensor:
+def relation_product(vectors_PLD: Tensor, relation_P: Tensor, weight_RDD: Tensor) -> Tensor:
     """W_r v for each of the L vectors of each leaf [P, L, D]; relations from 0.
 
     A copy of W_r for each leaf would be P D^2 numbers. All R products have shapes that depend on no value: XLA compiles them once.
@@ -49,12 +49,12 @@ class OntologyTerms(nn.Module):
         forbidden_2R[1, acyclic] = 1
         self.register_buffer("forbidden_2R", forbidden_2R)
 
-    def expected_tails(self, heads_PE: torch.Tensor, relation_P: torch.Tensor) -> torch.Tensor:
+    def expected_tails(self, heads_PE: Tensor, relation_P: Tensor) -> Tensor:
         """M_r h as unit vectors [P, E]; relation 0 reads as 1, and what comes of it must not be counted."""
         index_P = (relation_P - 1).clamp(min=0)
         return unit(relation_product(heads_PE[:, None], index_P, self.weight).squeeze(1))
 
-    def forward(self, heads_PE, tails_PE, relation_P, head_P, tail_P, true_P) -> dict[str, torch.Tensor]:
+    def forward(self, heads_PE, tails_PE, relation_P, head_P, tail_P, true_P) -> dict[str, Tensor]:
         """The terms antisymmetry and acyclicity. head_P, tail_P: numbers of entities; true_P: leaves that are true triples.
 
         The third of a cycle is the tail of another leaf; all leaves are shifted by one random number, by 1 in evaluation.
@@ -77,16 +77,16 @@ class OntologyTerms(nn.Module):
             "acyclicity": cycle_loss(pair, acyclic_P) + cycle_loss(cycle, three_P),
         }
 
-    def scores(self, heads_PE, tails_PE, relation_P) -> torch.Tensor:
+    def scores(self, heads_PE, tails_PE, relation_P) -> Tensor:
         return (self.expected_tails(heads_PE, relation_P) * tails_PE).sum(-1)
 
-    def other_leaves(self, tail_P: torch.Tensor) -> torch.Tensor:
+    def other_leaves(self, tail_P: Tensor) -> Tensor:
         order_P = torch.arange(len(tail_P), device=tail_P.device)
         shift = torch.randint(1, max(len(order_P), 2), (1,), device=order_P.device) if self.training else 1
         return (order_P + shift) % len(order_P)
 
 
-def cycle_loss(scores: list[torch.Tensor], counted_P: torch.Tensor) -> torch.Tensor:
+def cycle_loss(scores: list[Tensor], counted_P: Tensor) -> Tensor:
     """Hinge on the mean score [P] of the triples of a forbidden cycle."""
     excess_P = torch.stack(scores).float().mean(0) - MARGIN
     return mean_where(excess_P.clamp(min=0), counted_P)

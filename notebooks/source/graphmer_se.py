@@ -115,6 +115,8 @@ if params.query:
         name = asked.entity(params.query).id
     except ValueError as error:
         print(str(error).replace("name=", "query=", 1), f"Shown instead: {name or 'nothing'}", sep="\n")
+if not name:
+    print("no definition of this repository is called by another one of it")
 for relation in ("called_by", "calls", "impact") if name else ():
     answers = asked.answers(name, relation)
     counts = Counter(answer.status for answer in answers)

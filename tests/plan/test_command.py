@@ -157,8 +157,8 @@ def test_the_report_has_a_line_a_machine_with_fit_price_and_basis(capsys, alone)
 
 
 def test_machines_are_compared_on_the_same_examples():
-    """A step of one chip has 4 sequences, one of two cards 64."""
-    runs = forecasts("graphmer_se", ("T4", "2xT4", "v5e-1"), Asked(), max_steps=1000)
+    """A step of a TPU has twice as many."""
+    runs = forecasts("lejepa_training", ("T4", "2xT4", "v5e-1"), Asked(), max_steps=1000)
     assert len({run.plan.batch_size for run in runs}) > 1
     assert {run.examples for run in runs} == {runs[0].examples} == {1000 * runs[0].plan.batch_size}
     assert runs[2].step.basis.startswith("a guess")
