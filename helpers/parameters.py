@@ -106,8 +106,13 @@ def expanded(name: str, value: str) -> Path:
 
 
 def local_or_hub(value: str, info) -> str:
-    """Validates a hub id, "sample" or a path, which it makes absolute. Raises as `source_path`."""
+    """Validates a hub id, "sample" or a path, which it makes absolute, and says so of one that may be a hub id, too.
+
+    Raises as `source_path`.
+    """
     path = source_path(info.field_name, value)
+    if path and HUB_ID.fullmatch(value) and not value.lower().endswith(DATA_SUFFIXES):
+        print(f"{info.field_name}={value!r} is {path}, and not looked for on the Hugging Face hub")
     return value if path is None else str(path)
 
 

@@ -10,8 +10,6 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from .text import fitting_encoding
-
 LARGEST = 20 * 2**30  # bytes that an archive may unpack to
 HARMLESS = 100 * 2**20  # bytes; below them no ratio is asked for
 DENSEST = 100  # times that an archive may grow; text grows 3 to 20 times
@@ -42,11 +40,14 @@ def unpack(path: Path, *, source: str) -> Path:
 
 
 def _encoding_of_names(path: Path) -> str | None:
-    """The encoding of names that are not marked as UTF-8: a Mac writes UTF-8, Windows the encoding of its language."""
+    """UTF-8 where the names are that and do not say so, as a Mac writes them."""
     with zipfile.ZipFile(path) as archive:
         names = [member.orig_filename for member in archive.infolist() if not member.flag_bits & MARKED_UTF8]
-    written = "\n".join(names).encode("cp437")
-    return None if written.isascii() else fitting_encoding(written)
+    try:
+        "".join(names).encode("cp437").decode("utf-8")
+        return "utf-8"
+    except UnicodeError:
+        return None
 
 
 def _check(members: list[zipfile.ZipInfo], packed: int, source: str) -> None:

@@ -13,7 +13,7 @@ See `rows`, `listing` and `text`. A local path is never handed to a library: `da
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 
 from helpers.data import archive, hub
-from helpers.data.listing import Listing, list_files
+from helpers.data.listing import list_files
 from helpers.data.rows import Row, SetAside, number_rows, read_rows
 from helpers.parameters import SAMPLE, UPLOAD, local_or_hub, source_path
 
@@ -108,43 +108,51 @@ def locate(data_source: str) -> Place:
     name = path.resolve().name  # the same for a link
     if path.suffix.lower() == ".zip" and path.is_file():
         path = archive.unpack(path, source=f"data_source={value!r}")
-    print(f"data_source={data_source!r} is read from {path}")
+    if str(path) != data_source:
+        print(f"data_source={data_source!r} is read from {path}")
     return Place(value, name, path)
 
 
-def read_splits(place: Place, suffixes: Sequence[str], set_aside: SetAside, **options: Any) -> dict[str, Iterator[Row]]:
+def read_splits(place: Place, suffixes: Sequence[str], set_aside: SetAside, **options: Any) -> dict[str, Iterable[Row]]:
     """The rows of a file, a folder or a hub set by split: train, and validation and test where there are such.
 
     A file is the split train. In a folder the name of a file, or of the folder that it is in, says its split, as `test.csv` or
-    `data/valid-00000-of-00001.parquet` do; where none is named train, the files that name no split are that.
+    `data/valid-00000-of-00001.parquet` do; where none is named train, the files that name no split are that. A file that
+    cannot be read is named in the list that is printed.
 
     options: of `datasets.load_dataset`, for a hub set.
 
-    Raises as `read_rows`, `list_files` and `hub.splits`.
+    Raises as `read_rows`, `list_files` and `hub.splits`; ValueError where no training rows are left.
     """
     if place.path is None:
-        parts = hub.splits(place.value, **options)
-        return {
-            SPLITS[name]: number_rows(f"{place.source}, {name}", rows, set_aside)
-            for name, rows in parts.items()
-            if name in SPLITS
-        }
+        splits = {}
+        for name, rows in hub.splits(place.value, **options).items():
+            if name in SPLITS:
+                splits[SPLITS[name]] = number_rows(f"{place.source}, {name}", rows, set_aside)
+        return splits
     if place.path.is_file():
         return {"train": read_rows(place.path, suffixes, set_aside)}
     listing = list_files(place.path, suffixes, source=place.source)
-    by_split: dict[str, list[Path]] = {}
-    for file in listing.files:
-        by_split.setdefault(_split_of(listing.name(file)), []).append(file)
-    unnamed = by_split.pop("", [])
-    if "train" not in by_split:
-        by_split["train"] = unnamed
-    else:
-        for file in unnamed:
+    split_of = {file: _split_of(listing.name(file)) for file in listing.files}
+    if "train" in split_of.values():
+        for file in [file for file, split in split_of.items() if not split]:
             listing.skip(file, "its name is not one of train, validation and test")
+    splits = {}
+    for file in list(listing.files):
+        of_file, source = SetAside(place.source), f"{place.source}, {listing.name(file)}"
+        try:
+            rows = list(read_rows(file, suffixes, of_file, source=source))
+        except ValueError as error:
+            listing.skip(file, str(error).removeprefix(source).lstrip(" ,:"))
+        else:
+            splits.setdefault(split_of[file] or "train", []).extend(rows)
+            set_aside.extend(of_file)
     print(listing)
-    if not by_split["train"]:
-        raise ValueError(f"{place.source}: no file of training rows; name one train, as in train.csv")
-    return {split: _read_files(files, listing, suffixes, set_aside) for split, files in by_split.items()}
+    if "train" not in splits:
+        raise ValueError(
+            f"{place.source}: no file of training rows can be read; name one train, as in train.csv.\n{listing}"
+        )
+    return splits
 
 
 def _split_of(name: str) -> str:
@@ -153,11 +161,6 @@ def _split_of(name: str) -> str:
         if word in SPLITS:
             return SPLITS[word]
     return ""
-
-
-def _read_files(files: list[Path], listing: Listing, suffixes: Sequence[str], set_aside: SetAside) -> Iterator[Row]:
-    for file in files:
-        yield from read_rows(file, suffixes, set_aside, source=f"{set_aside.source}, {listing.name(file)}")
 
 
 def located(data_source: str) -> str:

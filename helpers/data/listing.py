@@ -59,12 +59,12 @@ class Listing:
         names = defaultdict(list)
         for skipped in sorted(self.skipped, key=operator.attrgetter("junk")):
             names[skipped.reason].append(skipped.path)
-        lines = [f"{len(self.files):,} files are read from the folder {self.folder}"]
+        lines = [f"files that are read from the folder {self.folder}: {len(self.files):,}"]
         for reason, paths in names.items():
             shown = ", ".join(paths[:SHOWN_NAMES])
             rest = len(paths) - SHOWN_NAMES
             more = f" and {rest:,} more" if rest > 0 else ""
-            lines.append(f"  not read, {reason}: {shown}{more}")
+            lines.append(f"  not read: {shown}{more}: {reason}")
         return "\n".join(lines)
 
 

@@ -72,6 +72,10 @@ class SetAside:
     def add(self, row: Row, reason: str) -> None:
         self.rows.append((self.place(row), reason))
 
+    def extend(self, other: SetAside) -> None:
+        self.rows += other.rows
+        self.read += other.read
+
     def place(self, row: Row) -> str:
         """File and line of a row, without the source."""
         return row.where.removeprefix(f"{self.source}, ")
