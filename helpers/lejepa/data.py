@@ -1,46 +1,48 @@
-"""Documents to search, pairs to train on, and questions to choose and to test by, from a folder, a file or the hub.
+"""Documents to search, questions to train on, and questions to choose and to test by, from a folder, a file or the hub.
 
-Every text becomes passages, all of which are searchable. Passages of one document are one group: in search results, in intervals,
-and in splits, so that a document whose headings or questions train neither chooses nor tests.
+Two jobs. *Past questions*: questions with their answers, both of which are searched; where answers repeat, new questions about the
+same answers test, else questions about answers that no training pair has. *A folder*: documents alone, whose headings are the questions.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
-import itertools
-import math
+import json
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from helpers.data import data_files, hub
-from helpers.data.data_files import Row
-from helpers.data.data_source import DataSource, located
-from helpers.lejepa import sample
+from helpers.data import hub, words
+from helpers.data.data_source import DataSource, Place, locate
+from helpers.data.listing import Listing, list_files
+from helpers.data.rows import Row, SetAside, Unusable, number_rows, read_rows, read_separated
+from helpers.lejepa import documents, sample
+from helpers.lejepa.documents import Passage, Spans, cut
 from helpers.lejepa.parameters import DEFAULT_DATA, LEAST_BATCH
-from helpers.parameters import SAMPLE, source_path
+from helpers.run import checkpoint
+from helpers.run.run_folder import write_json
+from helpers.show import tracking
 
 REVISIONS = {DEFAULT_DATA: "ae763399273d8b20506b80cf6f6f9a31a6a2b238"}  # the one of MTEB's task MedicalQARetrieval
-SUFFIXES = (".jsonl", ".csv", ".parquet", ".txt", ".md")
-PASSAGE_WORDS = 180  # about 256 tokens: MiniLM reads no more
-HELD_OUT, MOST_HELD_OUT = 0.1, 500  # share of the documents whose headings or questions choose, and as many that test
-DEALT = 1000  # questions of a single split that are dealt among training, dev and test; fewer are the test
-SAMPLE_PAIRS = 1500  # docstrings of the sample: a third of the standard library is enough to show a run
+ROWS = (".jsonl", ".csv", ".tsv", ".parquet")
+QUESTION = ("anchor", "query", "question", "prompt")
+ANSWER = ("positive", "answer", "response", "completion")
+LABEL = ("category", "label", "intent", "topic")  # beside a `text`, the answer of a ticket
+COLUMNS = (
+    f"name the columns `question` and `answer` (or {', '.join(QUESTION[:2])} and {', '.join(ANSWER[:1])}) for past questions, or "
+    "`text` (perhaps `title`) for documents"
+)
+PASSAGE_WORDS = 180  # where no model counts: about 256 tokens of English
+HELD_OUT, MOST_HELD_OUT = 0.1, 500  # share that chooses, and as much that tests
+WISHED = 50  # held-out questions; at most a quarter of all is held out for that
+DEALT = 1000  # questions of a single split that are dealt among training, dev and test; fewer choose and test
 HEADING_WORDS = range(2, 41)  # of a heading that can be a question
-
-
-class Passage(NamedTuple):
-    document: str  # name of its file, or its id
-    heading: str  # title and section; "" where there is none
-    body: str
-
-    @property
-    def text(self) -> str:
-        """What is embedded and searched: heading and body."""
-        return f"{self.heading.rstrip('.')}. {self.body}" if self.heading else self.body
+SPLIT_FILE = "questions.json"
 
 
 class Question(NamedTuple):
@@ -48,272 +50,478 @@ class Question(NamedTuple):
     answers: frozenset[str]  # names of documents
 
 
+class Example(NamedTuple):
+    """What a row of training is drawn from."""
+
+    question: str  # or heading; "" takes a crop of the text
+    texts: tuple[str, ...]  # the passage, and other past questions with the same answer
+    key: str  # two examples with the same key are never in one batch
+
+
 @dataclass(frozen=True)
 class Collection(DataSource):
     """What a run searches, trains on, chooses by and is tested by."""
 
-    kind: str  # of its questions: "questions" with judgements, "pairs" of the user's file, "headings" or "none"
+    kind: str  # of its questions: "past questions", "questions" with judgements, "headings" or "none"
+    split: str  # how the questions are divided, in words
     passages: list[Passage]
-    training: list[tuple[str, str]]  # (question or heading, passage); a passage without heading has ""
+    past: list[Question]  # those that train: they are searched beside their answers
+    training: list[Example]
     dev: list[Question]
     test: list[Question]
+    limit: int = PASSAGE_WORDS  # tokens of a passage
+    listing: Listing | None = None  # of a folder: what was read, and what was not
+    notes: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def documents(self) -> list[str]:
+        return list(dict.fromkeys(passage.document for passage in self.passages))
+
+    @property
+    def unmeasured(self) -> str:
+        """Why a collection has no test questions."""
+        return (
+            "the documents have no headings that only one of them has"
+            if self.kind == "none"
+            else f"too few {self.kind}"
+        )
+
+    @property
+    def answers_repeat(self) -> bool:
+        """Whether past questions have the answers that new questions ask for, so that a classifier can learn them."""
+        return self.split.startswith("by question")
+
+    def searched(self, past: Sequence[Question]) -> list[Passage]:
+        """All passages, and each of the past questions as one more passage of its answer."""
+        bodies: dict[str, str] = {}
+        for passage in self.passages:
+            bodies.setdefault(passage.document, passage.text)
+        questions = []
+        for question in past:
+            for name in sorted(question.answers):
+                questions.append(Passage(name, "", question.text, answer=bodies[name]))
+        return self.passages + questions
 
 
-class _Found(NamedTuple):
+class _Content(NamedTuple):
     documents: dict[str, list[Passage]]
-    questions: dict[str, list[Question]] = {}  # split -> questions; "pairs": rows of anchor and positive  # noqa: RUF012
+    questions: dict[str, list[Question]] = {}  # split -> questions; "all" are not split yet  # noqa: RUF012
+    kind: str = "none"
+    notes: tuple[str, ...] = ()
 
 
-def load(data_source: str, *, num_samples: int = 0, seed: int = 0) -> Collection:
+def load(
+    data_source: str, *, num_samples: int = 0, seed: int = 0, spans: Spans = words.spans, limit: int = PASSAGE_WORDS
+) -> Collection:
     """The collection that `data_source` names.
 
     data_source: one of
         "sample": docstrings of the installed Python's standard library;
-        a folder of .md and .txt files, each a document; a Markdown heading begins a section;
+        a folder of documents (`documents.SUFFIXES`), beside which may lie .csv, .tsv, .jsonl or .parquet files of past questions;
         a folder in BEIR's layout: corpus.jsonl, perhaps queries.jsonl with qrels/*.tsv;
-        a .jsonl, .csv or .parquet with `anchor` (or `query`) and `positive`; or `text`, perhaps `title`;
-        a single .md or .txt: the paragraphs between its blank lines are documents, or its lines where no line is blank;
+        a .jsonl, .csv, .tsv or .parquet with a question and an answer, a text and a label, or texts;
+        a single document: its sections are the documents, or its paragraphs, or its lines;
         a hub set in MTEB's layout (subsets corpus, queries and default), or with the columns above.
     num_samples: training pairs that are drawn at most; 0 takes all. It never limits what is searchable.
+    spans, limit: where the tokens of a text are, and how many of them a passage has at most: `model.token_spans`.
 
     Raises ValueError (a missing column, too few documents), FileNotFoundError and ConnectionError, which name data_source.
     """
-    data_source = located(data_source)
-    path = source_path("data_source", data_source)
-    if data_source == SAMPLE:
-        found = _from_pairs(itertools.islice(sample.pairs(), SAMPLE_PAIRS))
-    elif path is None:
-        found = _from_hub(data_source)
-    elif path.is_dir():
-        found = _from_beir(path) if (path / "corpus.jsonl").is_file() else _from_folder(path)
+    place = locate(data_source)
+    listing = None
+    if place.is_sample:
+        content = _past_questions(sample.first_pairs())
+    elif place.path is None:
+        content = _from_hub(place)
+    elif place.path.is_file():
+        content = _from_file(place)
+    elif (place.path / "corpus.jsonl").is_file():
+        content = _from_beir(place)
     else:
-        found = _from_file(path)
-    return _split(found, data_source, num_samples, seed)
+        listing, content = _from_folder(place)
+    passages = [
+        part for several in content.documents.values() for section in several for part in cut(section, spans, limit)
+    ]
+    parts = _split(content, passages, place, random.Random(seed))
+    training = parts.pop("training")
+    return Collection(
+        kind=content.kind,
+        passages=passages,
+        training=training[: num_samples or None],
+        **parts,
+        limit=limit,
+        listing=listing,
+        notes=content.notes,
+        name=place.name,
+        revision=REVISIONS.get(place.value),
+        draw=f"{num_samples or 'all'} pairs, seed {seed}",
+        sha256=_digest(content, passages),
+    )
 
 
-# ---- text files
+def _digest(content: _Content, passages: list[Passage]) -> str:
+    asked = [(question.text, *sorted(question.answers)) for part in content.questions.values() for question in part]
+    texts = json.dumps([passages, asked], ensure_ascii=False)
+    return hashlib.sha256(texts.encode()).hexdigest()
 
 
-def _from_folder(folder: Path) -> _Found:
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in (".txt", ".md") and file.is_file())
-    names = [str(file.relative_to(folder)) for file in files]
-    return _Found({name: passages for name in names if (passages := _sections(name, folder / name))})
+# ---- files and rows
 
 
-def _from_file(path: Path) -> _Found:
-    if path.suffix.lower() not in (".txt", ".md"):
-        return _from_rows(f"data_source={str(path)!r}", data_files.rows("data_source", path, SUFFIXES))
-    text = _read(path)
-    parts = re.split(r"\n\s*\n", text)
-    parts = parts if parts[1:] else text.split("\n")
-    passages = [Passage(f"{path.name} {number}", "", part.strip()) for number, part in enumerate(parts, 1)]
-    return _Found({passage.document: list(_cut(passage)) for passage in passages if passage.body})
+def _from_folder(place: Place) -> tuple[Listing, _Content]:
+    """Documents and rows, side by side. A file that cannot be read is set aside, named in the listing."""
+    listing = list_files(place.path, documents.SUFFIXES + ROWS, source=place.source)
+    contents = []
+    for file in list(listing.files):
+        try:
+            if file.suffix.lower() in ROWS:
+                contents.append(_from_rows(place, file, SetAside(listing.name(file))))
+            else:
+                name = listing.name(file)
+                contents.append(_Content({name: documents.read_document(file, name)}))
+        except ValueError as error:
+            listing.skip(file, str(error))
+    return listing, _together(contents)
 
 
-def _read(path: Path) -> str:
+def _together(contents: list[_Content]) -> _Content:
+    texts, questions, notes = {}, [], []
+    for content in contents:
+        texts |= content.documents
+        questions += content.questions.get("all", [])
+        notes += content.notes
+    if questions:
+        return _Content(texts, {"all": questions}, "past questions", tuple(notes))
+    return _with_headings(texts, tuple(notes))
+
+
+def _from_file(place: Place) -> _Content:
+    path = place.path
+    if path.suffix.lower() not in documents.SUFFIXES:
+        return _from_rows(place, path, SetAside(place.source))
     try:
-        return path.read_text(encoding="utf-8-sig").strip()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"data_source={str(path)!r}: not UTF-8 ({error}); save the file as UTF-8") from error
+        sections = documents.read_document(path, path.name)
+    except ValueError as error:
+        raise ValueError(f"{place.source} {error}") from error
+    if len(sections) == 1:
+        text = sections[0].body
+        paragraphs = re.split(r"\n\s*\n", text)
+        parts = paragraphs if paragraphs[1:] else text.split("\n")
+        sections = [sections[0]._replace(body=part.strip()) for part in parts if part.strip()]
+    return _with_headings(
+        {f"{path.name} {n}": [part._replace(document=f"{path.name} {n}")] for n, part in enumerate(sections, 1)}
+    )
 
 
-def _sections(name: str, path: Path) -> list[Passage]:
-    """Passages of a document by its Markdown headings; a short first line before a blank one is a title, too."""
-    text = _read(path)
-    title = re.match(r"(?!#)[^\n]{3,120}(?<![.:,;])\n[ \t]*\n", text)
-    outline: dict[int, str] = {}
-    sections: list[tuple[str, list[str]]] = [("", [])]
-    fenced = False
-    for line in (f"# {text}" if title else text).split("\n"):
-        fenced ^= line.lstrip().startswith("```")
-        heading = None if fenced else re.match(r"(#{1,6})[ \t]+(.*?)[ \t#]*$", line)
-        if heading:
-            level = len(heading[1])
-            outline = {depth: words for depth, words in outline.items() if depth < level} | {level: heading[2]}
-            sections.append((": ".join(outline.values()), []))
+def _from_rows(place: Place, path: Path | None, set_aside: SetAside, rows: Iterable[Row] = ()) -> _Content:
+    """Past questions or documents, by the columns of the rows."""
+    pairs, texts, unused = [], {}, {}
+
+    def take(row: Row) -> None:
+        question, answer, columns = _pair(row)
+        unused.update(dict.fromkeys(row.values.keys() - columns))
+        if answer:
+            pairs.append((question, answer))
         else:
-            sections[-1][1].append(line)
-    written = (Passage(name, heading, "\n".join(lines).strip()) for heading, lines in sections)
-    return [part for passage in written if passage.body for part in _cut(passage)]
+            texts.update(_document(row, _name_of(row, question)))
+
+    for _ in set_aside.convert(read_rows(path, ROWS, set_aside) if path else rows, take):
+        pass
+    set_aside.check()
+    if set_aside.rows:
+        tracking.say(str(set_aside))
+    notes = (f"columns that are not used: {', '.join(sorted(unused))}",) if unused else ()
+    if pairs:
+        return _past_questions(pairs)._replace(notes=notes)
+    return _with_headings(texts, notes)
 
 
-def _cut(passage: Passage) -> Iterator[Passage]:
-    """The fewest parts of at most `PASSAGE_WORDS` words and of nearly equal length, cut at the end of a sentence where one is near."""
-    ends = [match.end() for match in re.finditer(r"\S+", passage.body)]
-    begin = done = 0
-    while (left := len(ends) - done) > PASSAGE_WORDS:
-        count = math.ceil(left / math.ceil(left / PASSAGE_WORDS))
-        near = range(done + count, done + count - count // 4, -1)
-        cut = next((i for i in near if passage.body[ends[i - 1] - 1] in ".!?"), done + count)
-        yield passage._replace(body=passage.body[begin : ends[cut - 1]].strip())
-        begin, done = ends[cut - 1], cut
-    yield passage._replace(body=passage.body[begin:].strip())
+def _pair(row: Row) -> tuple[str, str, set[str]]:
+    """Question, answer ("" for a document, whose text is the question) and the columns that are used."""
+    columns = {name.lower(): name for name in map(str, row.values)}
+    question = next((columns[name] for name in QUESTION if name in columns), None)
+    answer = next((columns[name] for name in ANSWER if name in columns), None)
+    label = next((columns[name] for name in LABEL if name in columns), None)
+    if question is None and "text" in columns and label:
+        question, answer = columns["text"], label
+    if question and answer:
+        texts = row.text(question).strip(), row.text(answer).strip()
+        if not all(texts):
+            raise Unusable(f"column `{question if not texts[0] else answer}` is empty")
+        return *texts, {question, answer}
+    if "text" not in columns:
+        row.column(("text",), COLUMNS)
+    text = f"{row.text('title')} {row.text('text')}".strip()
+    if not text:
+        raise Unusable("it has no text")
+    return text, "", {"text", "title", "_id", "id"}
 
 
-# ---- rows
+def _name_of(row: Row, text: str) -> str:
+    """A name that stays when other rows come or go: the row's id, or a digest of its text."""
+    name = row.values.get("_id", row.values.get("id"))
+    return str(name) if name not in (None, "") else _short_name("text", text)
 
 
-def _from_rows(source: str, rows: Iterable[Row]) -> _Found:
-    pairs, documents = [], {}
-    for row in rows:
-        anchor = "anchor" if "anchor" in row.values else "query"
-        if anchor in row.values and "positive" in row.values:
-            texts = [data_files.text(row, name).strip() for name in (anchor, "positive")]
-            if not all(texts):
-                raise ValueError(f"{row.where} has an empty text; fill it in or remove the row")
-            pairs.append(texts)
-        elif "text" in row.values and not pairs:
-            documents |= _document(row, f"row {row.number}")
-        else:
-            raise ValueError(
-                f"{source}: columns found: {', '.join(row.values) or 'none'}. Name the columns `anchor` and `positive` "
-                "for pairs, or `text` (perhaps `title`) for documents"
-            )
-    return _from_pairs(pairs) if pairs else _Found(documents)
+def _short_name(kind: str, text: str) -> str:
+    return f"{kind} {hashlib.sha256(_folded(text).encode()).hexdigest()[:8]}"
 
 
 def _document(row: Row, name: str) -> dict[str, list[Passage]]:
     """A title leaves its body: one that repeats its passage would be learned from the words that they share."""
-    title, body = data_files.text(row, "title").strip(), data_files.text(row, "text").strip()
+    title, body = row.text("title").strip(), row.text("text").strip()
     if title and body.lower().startswith(title.lower()):
         body = body[len(title) :].lstrip(" .:\n")
     passage = Passage(name, title if body else "", body or title)
-    return {name: list(_cut(passage))} if passage.body else {}
+    return {name: [passage]} if passage.body else {}
 
 
-def _from_pairs(pairs: Iterable[Iterable[str]]) -> _Found:
-    """Rows of a question and its answer; equal answers, by case and white space, are one document."""
-    documents: dict[str, Passage] = {}
+def _past_questions(pairs: Iterable[tuple[str, str]]) -> _Content:
+    """Questions and their answers; equal answers, by case and white space, are one document, and so are equal questions."""
+    answers: dict[str, Passage] = {}
     questions: dict[str, tuple[str, set[str]]] = {}
-    for anchor, positive in pairs:
-        passage = documents.setdefault(_folded(positive), Passage(f"answer {len(documents) + 1}", "", positive))
-        questions.setdefault(_folded(anchor), (anchor, set()))[1].add(passage.document)
-    found = [Question(anchor, frozenset(answers)) for anchor, answers in questions.values()]
-    return _Found({passage.document: list(_cut(passage)) for passage in documents.values()}, {"pairs": found})
+    for question, answer in pairs:
+        passage = answers.setdefault(_folded(answer), Passage(_short_name("answer", answer), "", answer))
+        questions.setdefault(_folded(question), (question, set()))[1].add(passage.document)
+    asked = [Question(text, frozenset(names)) for text, names in questions.values()]
+    return _Content({passage.document: [passage] for passage in answers.values()}, {"all": asked}, "past questions")
+
+
+def _with_headings(texts: dict[str, list[Passage]], notes: tuple[str, ...] = ()) -> _Content:
+    """Each heading that only one document has is a question that this document answers."""
+    owners: dict[str, set[str]] = {}
+    for name, sections in texts.items():
+        for section in sections:
+            if len(words.spans(section.heading)) in HEADING_WORDS:
+                owners.setdefault(section.heading, set()).add(name)
+    asked = [Question(heading, frozenset(names)) for heading, names in owners.items() if len(names) == 1]
+    return _Content(texts, {"all": asked} if asked else {}, "headings" if asked else "none", notes)
 
 
 # ---- BEIR's layout, in a folder or on the hub
 
 
-def _from_beir(folder: Path) -> _Found:
-    said = f"data_source={str(folder)!r}"
+def _from_beir(place: Place) -> _Content:
+    set_aside = SetAside(place.source)
+    columns = ("query-id", "corpus-id", "score")
     splits = {
-        path.stem: data_files.separated(said, path, "\t", ("query-id", "corpus-id", "score"))
-        for path in sorted((folder / "qrels").glob("*.tsv"))
+        path.stem: read_separated(path, set_aside, source=f"{place.source}, {path.name}", columns=columns)
+        for path in sorted((place.path / "qrels").glob("*.tsv"))
         if path.stem in ("train", "dev", "test")
     }
-    corpus, queries = (
-        data_files.rows("data_source", folder / f"{each}.jsonl", SUFFIXES) for each in ("corpus", "queries")
-    )
-    return _judged(corpus, queries if splits else (), splits)
+    corpus = read_rows(place.path / "corpus.jsonl", ROWS, set_aside)
+    queries = read_rows(place.path / "queries.jsonl", ROWS, set_aside) if splits else ()
+    return _judged(corpus, queries, splits, set_aside)
 
 
-def _from_hub(data_source: str) -> _Found:
+def _from_hub(place: Place) -> _Content:
     import datasets
 
-    revision, said = REVISIONS.get(data_source), f"data_source={data_source!r}"
-    with hub.reading(name="data_source", source=data_source):
-        subsets = datasets.get_dataset_config_names(data_source, revision=revision)
+    revision = REVISIONS.get(place.value)
+    set_aside = SetAside(place.source)
+    with hub.reading(name="data_source", source=place.value):
+        subsets = datasets.get_dataset_config_names(place.value, revision=revision)
 
         def rows(subset: str) -> dict[str, Iterable[Row]]:
-            loaded = datasets.load_dataset(data_source, subset, revision=revision)
+            loaded = datasets.load_dataset(place.value, subset, revision=revision)
             return {
-                name.replace("validation", "dev"): data_files.numbered(said, split) for name, split in loaded.items()
+                name.replace("validation", "dev"): number_rows(place.source, split, set_aside)
+                for name, split in loaded.items()
             }
 
         if {"corpus", "queries", "default"} <= {*subsets}:
             [corpus], [queries] = (rows(subset).values() for subset in ("corpus", "queries"))
-            return _judged(corpus, queries, rows("default"))
-        return _from_rows(said, next(iter(rows(subsets[0]).values())))
+            return _judged(corpus, queries, rows("default"), set_aside)
+        return _from_rows(place, None, set_aside, next(iter(rows(subsets[0]).values())))
 
 
-def _judged(corpus: Iterable[Row], queries: Iterable[Row], splits: dict[str, Iterable[Row]]) -> _Found:
+def _judged(corpus, queries, splits: dict[str, Iterable[Row]], set_aside: SetAside) -> _Content:
     """Documents, and of each split the questions with a document whose score is above 0."""
-    documents: dict[str, list[Passage]] = {}
+    texts: dict[str, list[Passage]] = {}
+    for document in set_aside.convert(corpus, lambda row: _document(row, _id(row))):
+        texts |= document
+    asked = dict(set_aside.convert(queries, lambda row: (_id(row), row.text("text").strip())))
+
+    def judgement(row: Row) -> tuple[str, str, float]:
+        query, document, score = (str(row.values.get(name)) for name in ("query-id", "corpus-id", "score"))
+        if query not in asked:
+            raise Unusable(f"the query {query!r} is not in queries; remove the line or add the query")
+        try:
+            return query, document, float(score)
+        except ValueError:
+            raise Unusable(f"the score {score!r} is no number") from None
+
     questions: dict[str, list[Question]] = {}
-    for row in corpus:
-        documents |= _document(row, _id(row))
-    texts = {_id(row): data_files.text(row, "text").strip() for row in queries}
     for split, rows in splits.items():
         answers: dict[str, set[str]] = {}
-        for row in rows:
-            query, document, score = (str(row.values[name]) for name in ("query-id", "corpus-id", "score"))
-            if query not in texts:
-                raise ValueError(
-                    f"{row.where}: the query {query!r} is not in queries; remove the line or add the query"
-                )
-            if document in documents and float(score) > 0:
+        for query, document, score in set_aside.convert(rows, judgement):
+            if document in texts and score > 0:
                 answers.setdefault(query, set()).add(document)
-        questions[split] = [Question(texts[query], frozenset(found)) for query, found in answers.items()]
-    return _Found(documents, {split: found for split, found in questions.items() if found})
+        if answers:
+            questions[split] = [Question(asked[query], frozenset(names)) for query, names in answers.items()]
+    set_aside.check()
+    if set_aside.rows:
+        tracking.say(str(set_aside))
+    if questions:
+        return _Content(texts, {"all": questions["test"]} if [*questions] == ["test"] else questions, "questions")
+    return _with_headings(texts)
 
 
 def _id(row: Row) -> str:
     value = row.values.get("_id", row.values.get("id"))
     if value in (None, ""):
-        raise ValueError(f'{row.where}: needs an "_id", and a string "text"')
+        raise Unusable('needs an "_id", and a string "text"')
     return str(value)
 
 
 # ---- splits
 
 
-def _split(found: _Found, data_source: str, num_samples: int, seed: int) -> Collection:
-    documents, questions, draw = found.documents, found.questions, random.Random(seed)
-    kind = "pairs" if "pairs" in questions else "questions" if questions else "none"
-    if not questions and (headings := _headings(documents)):
-        kind, questions = "headings", {"pairs": headings}
-    if len(questions) == 1 and ("pairs" in questions or len(*questions.values()) >= DEALT):
-        questions = _deal(*questions.values(), draw)
-    held = {name for split in ("dev", "test") for each in questions.get(split, ()) for name in each.answers}
-    training = [
-        (each.text, documents[name][0].body)
-        for each in questions.get("train", ())
-        for name in sorted(each.answers - held)
-    ]
-    if not training or kind == "headings":
-        # The words of people's questions are in no heading: then all headings may train.
-        free = documents if kind == "questions" else documents.keys() - held
-        training = [(passage.heading, passage.body) for name in sorted(free) for passage in documents[name]]
-    unique = list({_folded(f"{asked}\n{body}"): (asked, body) for asked, body in training}.values())
+def _split(content: _Content, passages: list[Passage], place: Place, draw: random.Random) -> dict[str, Any]:
+    questions, split = content.questions, "as the data set has them"
+    if "all" in questions:
+        questions, split = _divide(questions["all"], content.kind, draw)
+    past = questions.get("train", [])
+    if content.kind == "headings" or not past:
+        held_out = {
+            name for part in ("dev", "test") for question in questions.get(part, ()) for name in question.answers
+        }
+        training = _from_headings(passages, held_out if content.kind == "headings" else set())
+        past = []
+    else:
+        training = _from_questions(past, passages)
+    unique = list({_folded(f"{example.question}\n{example.texts[0]}"): example for example in training}.values())
     draw.shuffle(unique)
     if len(unique) < LEAST_BATCH:
         raise ValueError(
-            f"data_source={data_source!r}: {len(unique)} different texts to train on; at least {LEAST_BATCH} are needed. "
-            "Add documents; in a folder they are .md and .txt files"
+            f"{place.source}: {len(unique)} different texts to train on; at least {LEAST_BATCH} are needed. "
+            f"Add documents; in a folder they are {', '.join(documents.SUFFIXES)} files"
         )
-    passages = [passage for several in documents.values() for passage in several]
-    return Collection(
-        kind=kind,
-        passages=passages,
-        training=unique[: num_samples or None],
-        dev=questions.get("dev", []),
-        test=questions.get("test", []),
-        name=Path(data_source).name if Path(data_source).expanduser().exists() else data_source,
-        revision=REVISIONS.get(data_source),
-        draw=f"{num_samples or 'all'} pairs, seed {seed}",
-        sha256=hashlib.sha256("\0".join(map("\0".join, passages)).encode()).hexdigest(),
-    )
+    return {
+        "split": split,
+        "past": past,
+        "training": unique,
+        "dev": questions.get("dev", []),
+        "test": questions.get("test", []),
+    }
 
 
-def _headings(documents: dict[str, list[Passage]]) -> list[Question]:
-    """Each heading that only one document has, as a question that this document answers."""
-    owners: dict[str, set[str]] = {}
-    for name, passages in documents.items():
-        for passage in passages:
-            if len(passage.heading.split()) in HEADING_WORDS:
-                owners.setdefault(passage.heading, set()).add(name)
-    return [Question(heading, frozenset(names)) for heading, names in owners.items() if len(names) == 1]
+def _divide(questions: list[Question], kind: str, draw: random.Random) -> tuple[dict[str, list[Question]], str]:
+    """Training, dev and test, and how they were divided."""
+    counts: dict[str, int] = {}
+    for question in questions:
+        for name in question.answers:
+            counts[name] = counts.get(name, 0) + 1
+    if kind == "questions" and len(questions) < DEALT:
+        shuffled = draw.sample(questions, len(questions))
+        half = len(shuffled) // 2 if len(shuffled) >= WISHED else 0
+        return {"dev": shuffled[:half], "test": shuffled[half:]}, "by question: half choose, half test, none trains"
+    repeated = [question for question in questions if all(counts[name] > 1 for name in question.answers)]
+    if kind != "headings" and 2 * len(repeated) > len(questions):
+        return _divide_by_question(questions, counts, draw), "by question: each answer has other questions that train"
+    what = "document" if kind == "headings" else "answer"
+    return _divide_by_answer(questions, draw), f"by {what}: nothing about the {what}s that choose or test is trained on"
 
 
-def _deal(questions: list[Question], draw: random.Random) -> dict[str, list[Question]]:
-    """By documents: a tenth for dev and as many for the test. A question whose answers are on two sides is left out."""
+def _quota(count: int) -> int:
+    return min(MOST_HELD_OUT, max(round(HELD_OUT * count), min(WISHED, count // 5)))
+
+
+def _divide_by_question(
+    questions: list[Question], counts: dict[str, int], draw: random.Random
+) -> dict[str, list[Question]]:
+    """A question chooses or tests only while each of its answers keeps another question."""
+    left, quota = dict(counts), _quota(len(questions))
+    held_out, training = [], []
+    for question in draw.sample(questions, len(questions)):
+        free = len(held_out) < 2 * quota and all(left[name] > 1 for name in question.answers)
+        if not free:
+            training.append(question)
+            continue
+        held_out.append(question)
+        for name in question.answers:
+            left[name] -= 1
+    half = len(held_out) // 2
+    return {"dev": held_out[:half], "test": held_out[half:], "train": training}
+
+
+def _divide_by_answer(questions: list[Question], draw: random.Random) -> dict[str, list[Question]]:
+    """A question whose answers are on two sides is left out."""
     names = sorted({name for question in questions for name in question.answers})
     draw.shuffle(names)
-    quota = min(round(HELD_OUT * len(names)), MOST_HELD_OUT)
+    quota = _quota(len(names))
     sides = {"dev": {*names[:quota]}, "test": {*names[quota : 2 * quota]}, "train": {*names[2 * quota :]}}
-    return {split: [each for each in questions if each.answers <= side] for split, side in sides.items()}
+    return {part: [question for question in questions if question.answers <= side] for part, side in sides.items()}
+
+
+def _from_headings(passages: list[Passage], held_out: set[str]) -> list[Example]:
+    examples = []
+    for passage in passages:
+        if passage.document not in held_out:
+            examples.append(Example(passage.heading, (passage.body,), _folded(passage.heading or passage.body)))
+    return examples
+
+
+def _from_questions(past: list[Question], passages: list[Passage]) -> list[Example]:
+    bodies: dict[str, str] = {}
+    for passage in passages:
+        bodies.setdefault(passage.document, passage.body)
+    asked: dict[str, list[str]] = {}
+    for question in past:
+        for name in question.answers:
+            asked.setdefault(name, []).append(question.text)
+    examples = []
+    for question in past:
+        for name in sorted(question.answers):
+            others = [text for text in asked[name] if text != question.text]
+            examples.append(Example(question.text, (bodies[name], *others), name))
+    return examples
 
 
 def _folded(text: str) -> str:
     return " ".join(text.casefold().split())
+
+
+# ---- a run that goes on
+
+
+def keep_split(collection: Collection, folder: Path) -> Collection:
+    """The collection with the questions that train, choose and test in the run of `folder`, so that new documents need no new run.
+
+    Documents may come, change and go: they are searched as they are now, and the model stays the one of the questions that the run
+    began with. A question whose document is gone is left out. Before its first step the run takes the questions of `collection`.
+    """
+    file = folder / SPLIT_FILE
+    began = any(checkpoint.step_of(path) for path in checkpoint.listed(folder))
+    names = ("training", "dev", "test", "past")
+    if not (began and file.is_file()):
+        lists = {name: getattr(collection, name) for name in names}
+        kept = {"source": collection.source, "sha256": collection.sha256} | lists
+        write_json(
+            file,
+            kept | {"dev": _plain(collection.dev), "test": _plain(collection.test), "past": _plain(collection.past)},
+        )
+        return collection
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    if kept["source"] == collection.source:
+        return collection
+    documents_now = {*collection.documents}
+    parts = {}
+    for name in names[1:]:
+        questions = [Question(text, frozenset(answers)) for text, answers in kept[name]]
+        parts[name] = [question for question in questions if question.answers <= documents_now]
+    tracking.say(
+        "the documents have changed since this run began: they are searched as they are now, and only new or changed passages are "
+        "embedded. The model stays as it was trained; to train on the new texts as well, set output_dir to a new folder"
+    )
+    known = {question.text for part in parts.values() for question in part}
+    if collection.past:
+        parts["past"] += [
+            question for question in collection.past + collection.dev + collection.test if question.text not in known
+        ]
+    training = [Example(question, tuple(texts), key) for question, texts, key in kept["training"]]
+    return dataclasses.replace(collection, training=training, sha256=kept["sha256"], **parts)
+
+
+def _plain(questions: list[Question]) -> list[tuple[str, list[str]]]:
+    return [(question.text, sorted(question.answers)) for question in questions]

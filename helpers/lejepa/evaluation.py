@@ -8,49 +8,82 @@ from typing import Any
 
 import numpy as np
 
+from helpers.data.words import RUNS
 from helpers.lejepa.data import Collection, Question
-from helpers.lejepa.search import lexical_index, lexical_scores
-from helpers.lejepa.standalone import hybrid, unit
+from helpers.lejepa.documents import Passage, Spans
+from helpers.lejepa.search import Mix, lexical_index, lexical_scores
+from helpers.lejepa.standalone import classify, combine, unit
 
-# Q questions · N passages · M documents · K dimensions
+# Q questions · N passages · D documents · K dimensions
 
 RESAMPLES = 5_000
 LEAST_QUESTIONS = 20  # an interval over fewer is too narrow: their resamples hardly differ
-# The stock model is what is searched with where no question can choose: docs/results/lejepa_search_cpu.json.
-STOCK, TRAINED = "as it came", "LeJEPA"
+SEEN = 200  # texts whose script and language decide
+MANY_PIECES = 1.8  # tokens a word
+SHORT = 25  # words of a text
+STOCK, HEAD, TRAINED = "stock model", "LeJEPA, head", "LeJEPA"
+MEANING, WORDS, FUSION, CLASSIFIER = (
+    Mix(meaning=1),
+    Mix(words=1),
+    Mix(meaning=1, words=1, by_rank=True),
+    Mix(classifier=1),
+)
+MIXES = (MEANING, WORDS, FUSION, *(Mix(meaning=1, words=weight) for weight in (0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0)))
+WITH_CLASSIFIER = (
+    CLASSIFIER,
+    *(
+        Mix(meaning=meaning, words=words, classifier=1)
+        for meaning in (0.0, 0.5, 1.0)
+        for words in (0.0, 0.1, 0.3)
+        if meaning or words
+    ),
+)
+Table = Mapping[Mix, np.ndarray]  # nDCG@10 of every question, by the weights of the search
 
 
 class Judge:
-    """The questions of a split, ready to score searches over all passages of the collection.
+    """The questions of a split, ready to score searches over all passages and past questions of the collection.
 
     Headings are looked for in the bodies alone, since a passage's text begins with its heading.
     """
 
     def __init__(self, collection: Collection, questions: Sequence[Question]):
+        self.passages: list[Passage] = collection.searched(collection.past)
         headings = collection.kind == "headings"
-        self.texts = [passage.body if headings else passage.text for passage in collection.passages]
+        self.texts = [passage.body if headings else passage.text for passage in self.passages]
         self.asked = [question.text for question in questions]
-        self._documents_N = np.array([passage.document for passage in collection.passages])
-        self._answers = [question.answers for question in questions]
-        self.lexical_QN = lexical_scores(lexical_index(self.texts), self.asked) if questions else None
+        numbers = {name: number for number, name in enumerate(collection.documents)}
+        self.document_N = np.array([numbers[passage.document] for passage in self.passages])
+        self.answers = [np.array(sorted(numbers[name] for name in question.answers)) for question in questions]
+        self.words_QN = lexical_scores(lexical_index(self.texts), self.asked) if questions else None
 
     def ndcg(self, scores_QN: np.ndarray) -> np.ndarray:
-        """nDCG@10 [Q] with binary judgements; a document is as good as its best passage."""
-        discounts_K = 1 / np.log2(np.arange(2, 12))
-        found_Q = []
-        for scores_N, answers in zip(scores_QN, self._answers, strict=True):
-            ranked = self._documents_N[np.argsort(-scores_N, kind="stable")].tolist()
-            best = dict.fromkeys(ranked)
-            gain = sum(discount for document, discount in zip(best, discounts_K, strict=False) if document in answers)
-            found_Q.append(gain / discounts_K[: len(answers)].sum())
-        return np.array(found_Q)
+        """nDCG@10 [Q] with binary judgements; a document is as good as its best passage, and the first of equal ones comes first."""
+        discounts = 1 / np.log2(np.arange(2, 12))
+        values_Q = []
+        for scores_N, answers in zip(scores_QN, self.answers, strict=True):
+            scores_D = np.full(self.document_N.max() + 1, -np.inf)
+            np.maximum.at(scores_D, self.document_N, scores_N)
+            gain = 0.0
+            for answer in answers:
+                score = scores_D[answer]
+                rank = (scores_D > score).sum() + (scores_D[:answer] == score).sum()
+                gain += discounts[rank] if rank < 10 else 0.0
+            values_Q.append(gain / discounts[: len(answers)].sum())
+        return np.array(values_Q)
 
-    def measure(self, questions_QK: np.ndarray, passages_NK: np.ndarray) -> dict[str, np.ndarray]:
-        """nDCG@10 [Q] of embeddings by themselves, and of the whole search around them."""
-        return {
-            "dense": self.ndcg(unit(questions_QK) @ unit(passages_NK).T),
-            "hybrid": self.ndcg(hybrid(questions_QK, passages_NK, self.lexical_QN)),
+    def measure(
+        self, questions_QK: np.ndarray, passages_NK: np.ndarray, classifier_NK: np.ndarray | None = None
+    ) -> dict[Mix, np.ndarray]:
+        """nDCG@10 [Q] of these embeddings in every search of `MIXES`, and with a classifier `WITH_CLASSIFIER`."""
+        questions_QK = unit(questions_QK)
+        scores = {
+            "meaning": questions_QK @ unit(passages_NK).T,
+            "words": self.words_QN,
+            "classifier": classify(classifier_NK, questions_QK),
         }
+        mixes = MIXES if classifier_NK is None else MIXES + WITH_CLASSIFIER
+        return {mix: self.ndcg(combine(scores, mix._asdict())) for mix in mixes}
 
 
 @dataclass(frozen=True)
@@ -92,20 +125,79 @@ def compare(says: str, ours_Q: np.ndarray, theirs_Q: np.ndarray) -> Verdict:
     return Verdict(says, float(difference_Q.mean()), float(low), float(high), Q, won, lost)
 
 
-def choose(dev: Mapping[str, Mapping[str, np.ndarray]], kind: str) -> tuple[str, str]:
-    """The search that is kept, and why: the stock model's, unless dev questions show with an interval that another is better.
+# ---- choosing
 
-    dev: model -> `Judge.measure`. Where the questions are headings, the model that was trained on headings is no candidate:
-    a model is not judged by the kind of question that it was trained on.
+
+@dataclass(frozen=True)
+class Choice:
+    """What dev questions chose: the model, the weights of each model's search, and why."""
+
+    model: str
+    reason: str
+    default: Mix
+    mixes: dict[str, Mix]  # the better trained model first; empty where nothing could choose
+
+    def mix(self, model: str) -> Mix:
+        return self.mixes.get(model, self.default)
+
+    @property
+    def trained(self) -> str:
+        """The better one of the trained models."""
+        return next((name for name in self.mixes if name != STOCK), TRAINED)
+
+
+def choose(dev: Mapping[str, Table], default: Mix, kind: str) -> Choice:
+    """The weights of every model's search, then the model. The default, and the stock model, stay within a standard error.
+
+    dev: model -> `Judge.measure`; empty where no question can choose.
     """
-    if not dev:
-        return STOCK, "no questions to choose by: the default"
-    stock_Q, better = dev[STOCK]["hybrid"], {}
-    for name, rows in dev.items():
-        barred = name == TRAINED and kind == "headings"
-        if not barred and compare(name, rows["hybrid"], stock_Q).outcome == "better":
-            better[name] = rows["hybrid"].mean()
-    if not better:
-        return STOCK, f"no other model is better on {len(stock_Q)} {kind} that chose"
-    name = max(better, key=better.get)
-    return name, f"nDCG@10 {better[name]:.3f} against {stock_Q.mean():.3f} on {len(stock_Q)} {kind} that chose"
+    if not dev or len(dev[STOCK][MEANING]) < LEAST_QUESTIONS:
+        return Choice(STOCK, f"fewer than {LEAST_QUESTIONS} questions to choose by, so the default", default, {})
+    mixes = {name: _best(table, default) for name, table in dev.items()}
+    values = {name: dev[name][mix] for name, mix in mixes.items()}
+    order = sorted(mixes, key=lambda name: -values[name].mean())
+    best = next((name for name in order if name != STOCK), STOCK)
+    kept = best if _clearly_ahead(values[best], values[STOCK]) else STOCK
+    means = ", ".join(f"{name} {values[name].mean():.3f}" for name in order)
+    return Choice(
+        kept, f"nDCG@10 on {len(values[STOCK])} dev {kind}: {means}", default, {name: mixes[name] for name in order}
+    )
+
+
+def report(tables: Mapping[str, Table], choice: Choice) -> list[dict[str, Any]]:
+    """Rows of nDCG@10: what costs nothing, and each model in the search that dev questions chose for it."""
+    stock = tables[STOCK]
+    rows = {"BM25 alone": stock[WORDS], f"{STOCK} alone": stock[MEANING], f"{STOCK}, {FUSION}": stock[FUSION]}
+    if CLASSIFIER in stock:
+        rows[f"{STOCK}, linear classifier"] = stock[CLASSIFIER]
+    for name, table in tables.items():
+        rows[f"{name}, chosen: {choice.mix(name)}"] = table[choice.mix(name)]
+    return [{"search": name, "nDCG@10": float(values.mean())} for name, values in rows.items()]
+
+
+def _best(table: Table, default: Mix) -> Mix:
+    best = max(table, key=lambda mix: table[mix].mean())
+    return best if _clearly_ahead(table[best], table[default]) else default
+
+
+def _clearly_ahead(ours_Q: np.ndarray, theirs_Q: np.ndarray) -> bool:
+    """By more than the standard error of the difference."""
+    difference_Q = ours_Q - theirs_Q
+    return difference_Q.mean() > difference_Q.std(ddof=1) / len(difference_Q) ** 0.5
+
+
+def default_mix(texts: Sequence[str], spans: Spans) -> Mix:
+    """The weights where no question can choose; docs/lejepa.md has the table that they are from.
+
+    spans: the tokens of the model. One that cuts the words of a language into many pieces was not trained on it.
+    """
+    seen = texts[:: max(1, len(texts) // SEEN)]
+    runs = [run for text in seen for run in RUNS.finditer(text)]
+    letters = sum(len(run[0]) for run in runs)
+    spaceless = sum(len(run[1] or "") for run in runs)
+    pieces = sum(len(spans(text)) for text in seen)
+    if 2 * spaceless > letters:
+        return WORDS
+    if pieces > MANY_PIECES * len(runs):
+        return Mix(meaning=1, words=1.0)
+    return Mix(meaning=1, words=0.1 if len(runs) < SHORT * len(seen) else 0.5)

@@ -1,7 +1,7 @@
 """The embedding model: a pretrained backbone as it came, and one linear head after it.
 
-    backbone = load_backbone("sentence-transformers/all-MiniLM-L6-v2")
-    model = GaussianEmbeddingGemma(backbone, *principal_head(encode(backbone, texts, "document"), 256))
+    backbone = load_sentence_encoder("sentence-transformers/all-MiniLM-L6-v2")
+    model = GaussianEmbeddingGemma(backbone, principal_head(encode(backbone, texts, "document"), 256))
 
 With the head in closed form the model ranks as the backbone does; LeJEPA's training goes on from there. What is built is a
 SentenceTransformer of stock modules: it saves, loads and trains as any other.
@@ -10,66 +10,39 @@ SentenceTransformer of stock modules: it saves, loads and trains as any other.
 from __future__ import annotations
 
 import copy
-import math
-import re
-import tempfile
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense
 
-from helpers.data import hub
-from helpers.lejepa.parameters import EMBEDDING_GEMMA, MINILM, MPNET
-from helpers.machine.engine import cpu_copy
-from helpers.parameters import SAMPLE, source_path
+from helpers.lejepa.documents import Spans
 from helpers.show import tracking
+from helpers.train.sentence_encoder import encoder_on_cpu
 
 # N texts · D dimensions of the backbone · K of an embedding, at most D
 
-REVISIONS = {
-    EMBEDDING_GEMMA: "64614b0b8b64f0c6c1e52b07e4e9a4e8fe4d2da2",  # the one of MTEB's published results
-    MINILM: "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
-    MPNET: "e8c3b32edf5434bc2275fc9bab85f82640a19130",
-}
-SAMPLE_WORDS = 2000
+PIECE = 2_000  # texts that are embedded and kept at once
 
 
-def load_backbone(
-    base_model: str, *, max_seq_length: int = 0, seed: int = 0, texts: Iterable[str] = ()
-) -> SentenceTransformer:
-    """A pretrained embedding model in fp32 on the CPU; no code from a checkpoint is run.
+def token_spans(model: SentenceTransformer) -> tuple[Spans, int]:
+    """Where the tokens of a text are, and how many of them the model reads of a document beside its prompt and special tokens."""
+    tokenizer = model.tokenizer
 
-    base_model: a hub id (`REVISIONS` are pinned), a local path, or "sample": a random BERT of four layers.
-    max_seq_length: tokens; 0 keeps the model's own.
+    def spans(text: str) -> list[tuple[int, int]]:
+        return tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
 
-    Raises ValueError for a max_seq_length beyond the model's positions, and what `hub.reading` raises.
-    """
-    model = _sample(texts, seed) if base_model == SAMPLE else _pretrained(base_model)
-    config = model[0].auto_model.config
-    config.use_cache = False  # nothing is generated, and XLA refuses the slice of Gemma's sliding cache
-    positions = getattr(config, "max_position_embeddings", None) or math.inf
-    if config.model_type in ("mpnet", "roberta", "xlm-roberta", "camembert"):
-        positions -= 2  # their first positions are for padding
-    if max_seq_length > positions:
-        raise ValueError(f"max_seq_length={max_seq_length}: must be 0 (the model's own) to {positions} tokens")
-    if max_seq_length:
-        model.max_seq_length = max_seq_length
-    return model
+    prompt = model.prompts.get("document") or ""
+    return spans, model.max_seq_length - tokenizer.num_special_tokens_to_add() - len(spans(prompt))
 
 
-# ---- closed forms, which cost seconds
-
-
-def principal_head(
-    x_ND: np.ndarray, output_dim: int = 0, *, centred: bool = False, power: float = 0.0, shrinkage: float = 0.01
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight [K, D] and bias [K] that turn embeddings to their principal axes, largest first, with a mean square of 1.
-
-    centred: the mean of the documents is subtracted. power: 0 keeps all angles (up to K < D), 1 whitens, and a number between
-    them whitens partially: axis i is scaled by (l_i + shrinkage mean(l))^(-power / 2) (Kessy, Lewin and Strimmer, arXiv 1512.00809).
+def principal_head(x_ND: np.ndarray, output_dim: int = 0) -> torch.Tensor:
+    """Weight [K, D] that turns embeddings to their principal axes, largest first, with a mean square of 1; angles stay up to K < D.
 
     An output_dim of 0 is D. So is one above D, and a line says so: a linear head cannot add dimensions.
     """
@@ -80,72 +53,64 @@ def principal_head(
             f"output_dim={output_dim}: the backbone has {D} dimensions, and a linear head cannot add any: {D} are used"
         )
     K = min(output_dim or D, D)
-    mean_D = x_ND.mean(0) * centred
-    moment_DD = (x_ND - mean_D).T @ (x_ND - mean_D) / N
-    values_D, vectors_DD = torch.linalg.eigh(moment_DD)
-    values_K, vectors_KD = values_D.flip(0)[:K].clamp(min=0), vectors_DD.T.flip(0)[:K]
-    weight_KD = ((values_K + shrinkage * values_D.mean()) ** (-power / 2))[:, None] * vectors_KD
-    weight_KD *= (K / torch.einsum("kd,de,ke->", weight_KD, moment_DD, weight_KD)).sqrt()
-    return weight_KD.float(), (-weight_KD @ mean_D).float()
+    values_D, vectors_DD = torch.linalg.eigh(x_ND.T @ x_ND / N)  # ascending
+    axes_KD = vectors_DD.T.flip(0)[:K]
+    return (axes_KD * (K / values_D.flip(0)[:K].sum()).sqrt()).float()
 
 
-def GaussianEmbeddingGemma(
-    backbone: SentenceTransformer, weight_KD: torch.Tensor, bias_K: torch.Tensor
-) -> SentenceTransformer:
+def GaussianEmbeddingGemma(backbone: SentenceTransformer, weight_KD: torch.Tensor) -> SentenceTransformer:
     """The model that LeJEPA trains: a copy of the backbone with a linear head, such as `principal_head` fits to documents."""
     head = Dense(weight_KD.shape[1], weight_KD.shape[0], activation_function=torch.nn.Identity())
-    head.linear.load_state_dict({"weight": weight_KD, "bias": bias_K})
+    head.linear.load_state_dict({"weight": weight_KD, "bias": torch.zeros(len(weight_KD))})
     return SentenceTransformer(modules=[*copy.deepcopy(backbone), head], prompts=backbone.prompts, device="cpu")
-
-
-# ---- embedding
 
 
 def encode(model: SentenceTransformer, texts: Sequence[str], task: str) -> np.ndarray:
     """Embeddings [N, K] in fp32 of texts that are a "query" or a "document"; a model on XLA is copied to the CPU first."""
-    model = on_cpu(model)
+    model = encoder_on_cpu(model)
     training = model.training
     embeddings_NK = getattr(model, f"encode_{task}")(list(texts), show_progress_bar=False)
     model.train(training)
     return np.asarray(embeddings_NK, np.float32)
 
 
-def on_cpu(model: SentenceTransformer) -> SentenceTransformer:
-    """The model itself, or a copy on the CPU of one on an XLA device, which shares nothing but the model card."""
-    return cpu_copy(model, model.model_card_data) if model.device.type == "xla" else model
+class Embeddings:
+    """`encode`, whose results are kept in a folder by the digests of model and text: only new texts are embedded."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __call__(self, model: SentenceTransformer, texts: Sequence[str], task: str) -> np.ndarray:
+        file = self.folder / f"{task}-{_weights_digest(model)}.safetensors"
+        vectors = self._read(file)
+        keys = [hashlib.sha256(text.encode()).digest()[:16] for text in texts]
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in vectors}
+        order = sorted(missing, key=lambda key: len(missing[key]))
+        for begin in range(0, len(order), PIECE):
+            part = order[begin : begin + PIECE]
+            vectors |= zip(part, encode(model, [missing[key] for key in part], task), strict=True)
+            self._write(file, vectors)
+        return np.stack([vectors[key] for key in keys])
+
+    def _read(self, file: Path) -> dict[bytes, np.ndarray]:
+        try:
+            kept = load_file(file)
+            return dict(zip(map(bytes, kept["keys"]), kept["vectors"], strict=True))
+        except (OSError, SafetensorError):  # none yet, or one that was cut off
+            return {}
+
+    def _write(self, file: Path, vectors: dict[bytes, np.ndarray]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        keys = np.frombuffer(b"".join(vectors), np.uint8).reshape(len(vectors), -1)
+        temporary = file.with_suffix(".part")
+        save_file({"keys": keys, "vectors": np.stack([*vectors.values()])}, temporary)
+        temporary.replace(file)
 
 
-# ---- loading
-
-
-def _pretrained(base_model: str) -> SentenceTransformer:
-    path = source_path("base_model", base_model)
-    with hub.reading(name="base_model", source=base_model):
-        return SentenceTransformer(
-            str(path or base_model),
-            revision=REVISIONS.get(base_model),
-            trust_remote_code=False,
-            model_kwargs={"dtype": torch.float32, "use_safetensors": True},
-            local_files_only=path is None and not hub.answers(),  # what is cached may be enough
-            device="cpu",
+def _weights_digest(model: SentenceTransformer) -> str:
+    digest = hashlib.sha256(f"{model.max_seq_length} {model.prompts}".encode())
+    for name, weight in encoder_on_cpu(model).state_dict().items():
+        digest.update(
+            name.encode() + weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         )
-
-
-def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
-    """A random BERT, 64 wide, that knows the most frequent words of the texts and letters; the same each time."""
-    from transformers import BertConfig, BertModel, BertTokenizerFast
-
-    counts = Counter(word for text in texts for word in re.findall(r"[a-z0-9]+", text.lower()))
-    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,:;()"
-    frequent = sorted(counts, key=lambda word: (-counts[word], word))[:SAMPLE_WORDS]
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    pieces = dict.fromkeys([*special, *letters, *(f"##{letter}" for letter in letters), *frequent])
-    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
-    with tempfile.TemporaryDirectory() as folder:  # Transformer takes a path and nothing else
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            BertModel(BertConfig(vocab_size=len(pieces), **sizes)).save_pretrained(folder)
-        BertTokenizerFast(vocab={piece: number for number, piece in enumerate(pieces)}).save_pretrained(folder)
-        transformer = Transformer(folder, model_kwargs={"use_safetensors": True})
-    transformer.max_seq_length = 128
-    return SentenceTransformer(modules=[transformer, Pooling(64)], device="cpu")
+    return digest.hexdigest()[:16]

@@ -7,18 +7,18 @@ from typing import Any
 from pydantic import model_validator
 
 from helpers.data.data_source import ModelSource
+from helpers.data.hub import EMBEDDING_GEMMA, MINILM, MPNET
 from helpers.parameters import MACHINE, NO_NETWORK, SAMPLE, Parameters, Source, in_range, parameter
 from helpers.plan.settings import Recipe
 
 NOTEBOOK = "lejepa_training"
 DEFAULT_DATA = "mteb/medical_qa"  # 2,048 questions and their answers; CC0 by MTEB's metadata
-EMBEDDING_GEMMA = "google/embeddinggemma-300m"
-MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-MPNET = "sentence-transformers/all-mpnet-base-v2"
 AUTO = "auto"
 LEAST_BATCH = 2  # texts: LeJEPA compares texts with each other
-EPOCHS = 3
-CPU_STEPS, STEPS = 30, 600  # at most: some 5 minutes of MiniLM on a CPU, 10 of mpnet on a T4
+BATCH, EPOCHS = 64, 10
+CPU_STEPS, CPU_TOKENS = (30, 120), 400_000  # on a CPU: at least, at most, and what MiniLM trains on in some 5 minutes
+STEPS = 600  # at most elsewhere: 10 minutes of mpnet on a T4
+HEAD_STEPS, HEAD_RATE = 200, 1e-3  # of the head alone
 
 
 class EmbeddingParameters(Parameters):
@@ -26,7 +26,7 @@ class EmbeddingParameters(Parameters):
 
     data_source: Source = parameter(
         DEFAULT_DATA,
-        f"Your folder of .md and .txt files, a .jsonl or .csv, a hub set, or 'sample'. {NO_NETWORK}",
+        f"Your folder of documents, a .csv or .jsonl of past questions with their answers, a hub set, or 'sample'. {NO_NETWORK}",
     )
     base_model: ModelSource = parameter(
         AUTO,
@@ -69,19 +69,24 @@ class EmbeddingParameters(Parameters):
         return self
 
 
-def chosen(base_model: str, kind: str) -> str:
+def choose_base_model(base_model: str, kind: str) -> str:
     """The model that "auto" stands for on a device of this kind: MiniLM on a CPU, mpnet on a GPU or TPU."""
     return base_model if base_model != AUTO else MINILM if kind == "cpu" else MPNET
 
 
-def recipe(rows: int, length: int, kind: str) -> Recipe:
-    """The recipe for so many training pairs: three passes, but no more steps than take some minutes on a device of this kind."""
-    batch_size, steps = (32, CPU_STEPS) if kind == "cpu" else (64, STEPS)
-    batch_size = max(LEAST_BATCH, min(batch_size, rows))
+def recipe(examples: int, answers: int, row_tokens: float, length: int, kind: str) -> Recipe:
+    """The recipe: ten passes over the training pairs, but no more than take some minutes on a device of this kind.
+
+    answers: different ones, of which a batch has each once. row_tokens: of both views, on average. length: tokens that are read.
+    """
+    batch_size = max(LEAST_BATCH, min(BATCH, answers))
+    steps = STEPS
+    if kind == "cpu":
+        steps = min(CPU_STEPS[1], max(CPU_STEPS[0], int(CPU_TOKENS / (batch_size * row_tokens))))
     return Recipe(
         batch_size=batch_size,
-        learning_rate=2e-5,
-        max_steps=max(1, min(steps, EPOCHS * rows // batch_size)),
+        learning_rate=1e-4,
+        max_steps=max(1, min(steps, EPOCHS * examples // batch_size)),
         sequence_length=2 * length,
         warmup_fraction=0.1,
         weight_decay=0.01,

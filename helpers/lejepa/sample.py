@@ -6,6 +6,8 @@ Sources are parsed, never imported; the texts are read where they lie, and none 
 from __future__ import annotations
 
 import ast
+import functools
+import itertools
 import re
 import sysconfig
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from pathlib import Path
 
 # Third-party code, tests, and generated tables that take long to parse.
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "pydoc_data", "encodings"}
+SAMPLE_PAIRS = 1500  # a third of the standard library is enough to show a run
 LEAST_WORDS = 4  # of an answer; shorter ones ("See above.") say nothing
 
 
@@ -32,3 +35,15 @@ def pairs() -> Iterator[tuple[str, str]]:
             first, *rest = re.split(r"(?<=[.!?])\s+|\n\s*\n", ast.get_docstring(node) or "", maxsplit=1)
             if rest and len(rest[0].split()) >= LEAST_WORDS:
                 yield f"{path.stem}.{node.name}: {' '.join(first.split())}", rest[0].strip()
+
+
+@functools.cache
+def first_pairs() -> tuple[tuple[str, str], ...]:
+    """The data of `data_source="sample"`."""
+    return tuple(itertools.islice(pairs(), SAMPLE_PAIRS))
+
+
+def texts() -> Iterator[str]:
+    """The texts from which the model of `base_model="sample"` has its words."""
+    for pair in first_pairs():
+        yield from pair

@@ -1,63 +1,110 @@
-"""Hybrid search: cosines of an embedding beside BM25, with feedback from the best results (`standalone.hybrid`).
-
-Its constants were chosen once, on the questions of two collections, by benchmarks/lejepa.py: docs/results/lejepa_search_cpu.json
-has what was tried. A run does not tune them.
-"""
+"""The search over passages: its indexes, its weights, and the folder that answers without this package (`standalone.py`)."""
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from helpers.data.bm25 import import_bm25s
-from helpers.lejepa.data import Passage
-from helpers.lejepa.model import on_cpu
+from helpers.data import words
+from helpers.data.bm25 import Bm25, import_bm25s
+from helpers.lejepa.documents import Passage
 from helpers.lejepa.standalone import terms, unit
+from helpers.train.sentence_encoder import encoder_on_cpu
 
-# Q questions · N passages · K dimensions
+# Q questions · N passages · D documents · K dimensions
 
-
-def lexical_index(texts: Sequence[str]):
-    """The BM25 index of texts (Robertson and Zaragoza 2009, as in Lucene, with k1 = 1.5 and b = 0.75), by bm25s."""
-    index = import_bm25s().BM25()
-    index.index([terms(text) or [""] for text in texts], show_progress=False)
-    return index
+CLASSES = 2_000  # answers that the classifier learns at most: it takes minutes beyond
+LOGISTIC_C = 10.0  # inverse strength of its penalty: docs/lejepa.md
 
 
-def lexical_scores(index, questions: Sequence[str]) -> np.ndarray:
+class Mix(NamedTuple):
+    """Weights of the parts of a score; `standalone.combine` adds them up."""
+
+    meaning: float = 0.0
+    words: float = 0.0
+    classifier: float = 0.0
+    by_rank: bool = False
+
+    def __str__(self) -> str:
+        if self.by_rank:
+            return "meaning and BM25 by rank"
+        weights = {"meaning": self.meaning, "BM25": self.words, "classifier": self.classifier}
+        parts = [name if weight == 1 else f"{weight:g} {name}" for name, weight in weights.items() if weight]
+        return " + ".join(parts) if parts[1:] else f"{parts[0].split()[-1]} alone"
+
+
+def lexical_index(texts: Sequence[str]) -> Bm25:
+    """The BM25 index of texts (k1 = 1.5 and b = 0.75)."""
+    return Bm25([terms(text) or [""] for text in texts])
+
+
+def lexical_scores(index: Bm25, questions: Sequence[str]) -> np.ndarray:
     """BM25 [Q, N] of every passage."""
-    return np.stack([index.get_scores_from_ids(index.get_tokens_ids(terms(question))) for question in questions])
+    return np.stack([index.scores(terms(question)) for question in questions])
 
 
-def save(folder: Path, model: SentenceTransformer, passages: Sequence[Passage], embeddings_NK: np.ndarray) -> Path:
-    """Writes all that a search needs, over what was there: model, FAISS index, BM25 index, passages and `search.py`.
+def classifier(passages: Sequence[Passage], embeddings_NK: np.ndarray) -> np.ndarray | None:
+    """Weights [N, K + 1] of a logistic regression from embeddings to answers, one row a passage; None for too many answers.
 
-    embeddings_NK: of the passages' texts, by this model, in fp32.
+    The answers and their past questions are what it learns from. It costs seconds, and is the strongest rival that costs nothing.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    from sklearn.linear_model import LogisticRegression
+
+    names = [passage.document for passage in passages]
+    rows = {name: row for row, name in enumerate(sorted({*names}))}
+    if not 2 < len(rows) <= CLASSES:
+        return None
+    regression = LogisticRegression(C=LOGISTIC_C, max_iter=300).fit(unit(embeddings_NK), [rows[name] for name in names])
+    weights_DK = np.column_stack([regression.coef_, regression.intercept_]).astype(np.float32)
+    return weights_DK[[rows[name] for name in names]]
+
+
+def save(
+    folder: Path,
+    model: SentenceTransformer,
+    passages: Sequence[Passage],
+    embeddings_NK: np.ndarray,
+    mix: Mix,
+    classifier_NK: np.ndarray | None = None,
+) -> Path:
+    """Writes all that a search needs: model, FAISS index, BM25 index, passages, weights and `search.py`.
+
+    embeddings_NK: of the passages' texts, by this model, in fp32. What was there is replaced when all is written.
+    """
+    fresh = folder.with_name(f".{folder.name}-new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
     index = faiss.IndexFlatIP(embeddings_NK.shape[1])
     index.add(unit(embeddings_NK))
-    faiss.write_index(index, str(folder / "index.faiss"))
-    lexical_index([passage.text for passage in passages]).save(folder / "bm25", show_progress=False)
-    written = json.dumps([(passage.document, passage.text) for passage in passages], ensure_ascii=False)
-    (folder / "passages.json").write_text(written, encoding="utf-8")
-    export(model, folder / "model")
-    shutil.copyfile(Path(__file__).with_name("standalone.py"), folder / "search.py")
-    return folder
+    (fresh / "index.faiss").write_bytes(faiss.serialize_index(index).tobytes())
+    lexical_index([passage.text for passage in passages]).index.save(fresh / "bm25", show_progress=False)
+    rows = [(passage.document, passage.text, passage.shown) for passage in passages]
+    (fresh / "passages.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
+    (fresh / "mix.json").write_text(json.dumps(mix._asdict()), encoding="utf-8")
+    if mix.classifier:
+        np.save(fresh / "classifier.npy", classifier_NK, allow_pickle=False)
+    export(model, fresh / "model")
+    own_words = "from helpers.data.words import words\n"
+    script = Path(__file__).with_name("standalone.py").read_text(encoding="utf-8")
+    assert own_words in script
+    script = script.replace(own_words, inspect.getsource(words))
+    (fresh / "search.py").write_text(script, encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    return fresh.rename(folder)
 
 
 def export(model: SentenceTransformer, folder: Path) -> None:
     """Saves a model for `SentenceTransformer(folder)`, without asking the hub for a licence or embedding examples."""
-    model = on_cpu(model)
+    model = encoder_on_cpu(model)
     model.model_card_data.local_files_only = True
     model.model_card_data.generate_widget_examples = False
     model.save_pretrained(str(folder))

@@ -1,55 +1,85 @@
-"""python search.py "a question"     searches the folder that this file is in, with sentence-transformers, faiss and bm25s.
+"""Searches the folder that this file is in, with sentence-transformers, faiss and bm25s.
 
-    score = z(cosine) + bm25_weight z(BM25)      z: less the mean over all passages, divided by the standard deviation
+    python search.py "a question"     one answer; most of its seconds are imports
+    python search.py                  one start, then a question a line
 
-The mean of the best passages by this score is then added to the question, and the score is computed again: Rocchio's
-relevance feedback (1971) without a person. The constants are those that were best on the questions of two collections
-(docs/lejepa.md of the suite that wrote this file).
+    from search import search         the same in a program: search("a question", k=10)
+
+The score of a passage is the sum of what mix.json weighs: the cosine of its embedding (`meaning`), BM25 (`words`), and where past
+questions are searched the score of a linear classifier for its answer (`classifier`), each less its mean and divided by its standard
+deviation over all passages; or the sum of reciprocal ranks (`by_rank`). Questions of your own chose the weights.
 """
 
 import functools
 import json
-import re
 import sys
 from pathlib import Path
 
 import numpy as np
 
+from helpers.data.words import words
+
+STEM = 6  # letters
+
 
 def search(question, k=10):
-    """(score, document, passage) of the k best documents, each by its best passage."""
-    passages, model, index, bm25 = opened()
-    words = bm25.get_scores_from_ids(bm25.get_tokens_ids(terms(question)))
-    scores, best = hybrid(model.encode_query(question), index.reconstruct_n(), words), {}
-    for row in np.argsort(-scores, kind="stable"):
-        best.setdefault(passages[row][0], (float(scores[row]), *passages[row]))
-    return list(best.values())[:k]
+    """(score, document, passage) of the k best documents, each by its best passage; none if the question has no word."""
+    question_words = terms(question)
+    if not question_words:
+        return []
+    passages, mix, model, index, bm25, classifier = open_folder()
+    embedding = unit(np.asarray(model.encode_query(question)))
+    known = [word for word in question_words if word in bm25.vocab_dict]
+    scores = {
+        "meaning": index.reconstruct_n() @ embedding,
+        "words": bm25.get_scores(known) if known else np.zeros(len(passages)),
+        "classifier": classify(classifier, embedding),
+    }
+    totals = combine(scores, mix)
+    best = {}
+    for row in np.argsort(-totals, kind="stable"):
+        document, _, shown = passages[row]
+        best.setdefault(document, (float(totals[row]), document, shown))
+        if len(best) == k:
+            break
+    return list(best.values())
 
 
 @functools.cache
-def opened():
+def open_folder():
     import bm25s
     import faiss
     from sentence_transformers import SentenceTransformer
 
     folder = Path(__file__).resolve().parent
     passages = json.loads((folder / "passages.json").read_text(encoding="utf-8"))
+    mix = json.loads((folder / "mix.json").read_text(encoding="utf-8"))
     model = SentenceTransformer(str(folder / "model"), device="cpu")
-    return passages, model, faiss.read_index(str(folder / "index.faiss")), bm25s.BM25.load(folder / "bm25")
+    # Read as bytes: faiss.read_index cannot open every path on Windows.
+    index = faiss.deserialize_index(np.frombuffer((folder / "index.faiss").read_bytes(), np.uint8))
+    bm25 = bm25s.BM25.load(folder / "bm25")
+    classifier = None
+    if mix.get("classifier"):
+        classifier = np.load(folder / "classifier.npy", allow_pickle=False)
+    return passages, mix, model, index, bm25, classifier
 
 
 def terms(text):
-    """The words of a text, in small letters and cut to their first six, which is a stemmer for every language."""
-    return [word[:6] for word in re.findall(r"\w+", text.lower())]
+    """The words of a text, each cut to its first letters, which serves as a stem; pairs of characters where no spaces are written."""
+    return words(text, lambda word: word[:STEM])
 
 
-def hybrid(questions, passages, words, bm25_weight=0.3, feedback=2, feedback_weight=1.0):
-    """Scores [..., N] from embeddings [..., K] and [N, K] and BM25 [..., N]; feedback: how many best passages are added."""
-    near, passages, words = unit(questions), unit(passages), bm25_weight * z(words)
-    scores = z(near @ passages.T) + words
-    best = np.argsort(-scores, kind="stable")[..., :feedback]
-    near = unit(near + feedback_weight * passages[best].mean(-2))
-    return z(near @ passages.T) + words
+def classify(weights, embeddings):
+    """Scores [..., N] from one row [K + 1] a passage, with a bias at its end; 0 without weights."""
+    return 0.0 if weights is None else embeddings @ weights[:, :-1].T + weights[:, -1]
+
+
+def combine(scores, mix):
+    """Total scores [..., N]."""
+    used = [(scores[name], mix[name]) for name in ("meaning", "words", "classifier") if mix.get(name)]
+    if mix.get("by_rank"):
+        return sum(weight / (61 + np.argsort(np.argsort(-part, kind="stable"), kind="stable")) for part, weight in used)
+    return sum(weight * z(part) for part, weight in used)
 
 
 def unit(rows):
@@ -60,6 +90,21 @@ def z(scores):
     return (scores - scores.mean(-1, keepdims=True)) / scores.std(-1, keepdims=True).clip(1e-9)
 
 
-if __name__ == "__main__":
-    for score, document, passage in search(" ".join(sys.argv[1:])):
+def show(question):
+    results = search(question)
+    for score, document, passage in results:
         print(f"{score:6.2f}  {document}  {' '.join(passage.split())[:160]}")
+    if not results:
+        print("the question has no word to search for")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        show(" ".join(sys.argv[1:]))
+    else:
+        open_folder()
+        print("a question a line; an empty line ends")
+        for line in iter(sys.stdin.readline, ""):
+            if not line.strip():
+                break
+            show(line)

@@ -1,78 +1,100 @@
-"""sentence-transformers' trainer with this suite's reliability, and the rows that it trains on.
+"""The rows that LeJEPA trains on, the trainer of the whole encoder, and the head alone on embeddings that are at hand.
 
-It adds what the stock trainer lacks: exact resume with the same slices of SIGReg, the terms of the loss in the logs, and one
-shape for all batches on XLA.
+The trainer adds to the shared one the slices of SIGReg by the run's step, the terms of the loss in the logs, and gradient caching.
 """
 
 from __future__ import annotations
 
-import functools
-import math
 import random
 from pathlib import Path
 
+import numpy as np
+import torch
 from datasets import Dataset
-from sentence_transformers import (
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
-from sentence_transformers.base.sampler import BatchSamplers
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.sampler import DefaultBatchSampler
 from torch import nn
+from torch.utils.data import SequentialSampler
 
-from helpers.lejepa.data import Collection
-from helpers.lejepa.model import on_cpu
-from helpers.lejepa.parameters import EmbeddingParameters
+from helpers.lejepa import parameters
+from helpers.lejepa.data import Example
+from helpers.lejepa.documents import Spans
+from helpers.lejepa.parameters import HEAD_RATE, HEAD_STEPS, EmbeddingParameters
 from helpers.machine import xla
 from helpers.machine.runtime import Runtime
-from helpers.plan.settings import Plan
+from helpers.plan.settings import Plan, Recipe
 from helpers.train.arguments import training_arguments
-from helpers.train.trainer import TrainerMixin
+from helpers.train.sentence_encoder import SentenceEncoderTrainer
 
-SPARE = 1.2  # rows beyond what the steps need: batches without duplicates leave some over
+COUNTED = 200  # examples whose tokens are counted
 
 
-def pairs(collection: Collection, views, rows: int, seed: int) -> Dataset:
-    """At least `rows` rows (anchor, positive): pass after pass over the training texts, each pass with its own crops.
+def fit_recipe(examples: list[Example], spans: Spans, length: int, kind: str) -> Recipe:
+    """The recipe for these examples on a device of this kind; spans: the tokens of the model."""
+    tokens = 0
+    for example in examples[:COUNTED]:
+        for text in (example.question, example.texts[0]):
+            tokens += min(length, len(spans(text)))
+    row_tokens = tokens / len(examples[:COUNTED])
+    answers = len({example.key for example in examples})
+    return parameters.recipe(len(examples), answers, row_tokens, length, kind)
 
-    views: `loss.views`. One long epoch: a resumed run skips to its place in it.
+
+def pairs(examples: list[Example], views, steps: int, batch_size: int, seed: int) -> Dataset:
+    """Rows (anchor, positive), step by step: pass after pass over the examples, each pass in another order with its own views.
+
+    views: `loss.views`. No two rows of a batch have the same answer: a text would be a negative of itself. One long epoch: a
+    resumed run skips to its place in it.
     """
-    found: list[tuple[str, str]] = []
-    for number in range(math.ceil(rows * SPARE / len(collection.training))):
-        for place, (heading, body) in enumerate(collection.training):
-            found.append(views(heading, body, random.Random(f"{seed} {number} {place}")))
-    anchors, positives = zip(*found, strict=True)
+    if batch_size > len({example.key for example in examples}):
+        raise ValueError(
+            f"batch_size={batch_size}: there are {len({example.key for example in examples})} different answers or headings, and a batch has "
+            "each of them once; set a smaller batch_size, or 0"
+        )
+    rows: list[tuple[str, str]] = []
+    waiting: list[int] = []
+    passes = 0
+    while len(rows) < steps * batch_size:
+        keys: set[str] = set()
+        postponed = []
+        while len(keys) < batch_size:
+            if not waiting:
+                waiting = [*range(len(examples))]
+                random.Random(f"{seed} {passes}").shuffle(waiting)
+                passes += 1
+            place = waiting.pop()
+            example = examples[place]
+            if example.key in keys:
+                postponed.append(place)
+                continue
+            keys.add(example.key)
+            draw = random.Random(f"{seed} {passes} {place}")
+            passage, *others = example.texts
+            texts = [passage, draw.choice(others)] if others else [passage]
+            rows.append(views(example.question, texts, draw))
+        waiting += reversed(postponed)
+    anchors, positives = zip(*rows, strict=True)
     return Dataset.from_dict({"anchor": anchors, "positive": positives})
 
 
-class LeJEPATrainer(TrainerMixin, SentenceTransformerTrainer):
-    """`SentenceTransformerTrainer` for a loss that holds its model; see `new_trainer`.
+class LeJEPATrainer(SentenceEncoderTrainer):
+    """The shared trainer for a loss that holds its model; see `new_trainer`.
 
-    A loss's `step` is set to that of the run, and its `read_terms()` are merged into the logs. It gets the whole batch of a
-    step at once: the plan's micro-batch is its `mini_batch_size`, and nothing is accumulated.
+    A loss's `step` is set to that of the run, and its means are merged into the logs. It gets the whole batch of a step at once: the
+    plan's micro-batch is its `mini_batch_size`, and nothing is accumulated.
     """
 
-    def __init__(self, model: SentenceTransformer, *, length: int, runtime: Runtime, **kwargs) -> None:
+    def __init__(self, model: SentenceTransformer, **kwargs) -> None:
         _embed_in_parts(kwargs["loss"], kwargs["args"])
-        super().__init__(model=model, runtime=runtime, **kwargs)
-        self.data_collator.preprocess_fn = padded(model, length, one=runtime.family == "xla")
+        super().__init__(model=model, **kwargs)
 
-    def trained_module(self) -> nn.Module:
-        return self.loss
-
-    def transformer(self) -> nn.Module:
-        return self.model.transformers_model
-
-    def add_model_card_callback(self, default_args_dict) -> None:
-        """No callback: the stock one counts the tokens of a thousand texts and prints some of them on the card."""
-
-    def get_train_dataloader(self):
-        loader = super().get_train_dataloader()
-        return xla.shard_loader(loader) if self.runtime.kind == "xla" else loader
+    def get_batch_sampler(self, dataset, batch_size, drop_last, valid_label_columns=None, generator=None, seed=0):
+        """The rows as they stand: `pairs` has drawn them batch by batch."""
+        return DefaultBatchSampler(SequentialSampler(dataset), batch_size=batch_size, drop_last=drop_last)
 
     def seed_step(self) -> None:
-        if self.runtime.kind == "xla" and hasattr(self.loss, "start_terms"):
-            self.loss.start_terms(self.args.device)  # before the seed, which a sync moves on
+        if self.runtime.kind == "xla" and hasattr(self.loss, "means"):
+            self.loss.means.start(self.args.device)  # before the seed, which a sync moves on
         super().seed_step()
 
     def training_step(self, *args, **kwargs):
@@ -87,24 +109,11 @@ class LeJEPATrainer(TrainerMixin, SentenceTransformerTrainer):
         self._train_batch_size = self.args.per_device_train_batch_size
 
     def log(self, logs: dict, start_time: float | None = None) -> None:
-        if "loss" in logs and hasattr(self.loss, "read_terms"):
-            logs = logs | self.loss.read_terms()
+        if "loss" in logs and hasattr(self.loss, "means"):
+            logs = logs | self.loss.means.read()
             if self.runtime.kind == "xla":
                 xla.sync()  # zeroed sums become data as they are between logs, not constants of a new graph
         super().log(logs, start_time)
-
-    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """Without a model card, for which sentence-transformers would look up the hub and encode examples."""
-        on_cpu(self.model).save_pretrained(str(output_dir or self.args.output_dir), create_model_card=False)
-
-
-def padded(model: SentenceTransformer, length: int, *, one: bool):
-    """`model.preprocess` that cuts texts at `length` tokens and pads a batch to its longest text.
-
-    one: pad to `length`, for XLA, which compiles anew for every shape.
-    """
-    padding = {"padding": "max_length" if one else True}
-    return functools.partial(model.preprocess, max_length=length, processing_kwargs={"text": padding})
 
 
 def _embed_in_parts(loss: nn.Module, arguments) -> None:
@@ -125,7 +134,7 @@ def new_trainer(
     output_dir: Path | str,
     **overrides,
 ) -> LeJEPATrainer:
-    """The trainer of a run. No text is twice in a batch, where it would be a negative of itself.
+    """The trainer of a run.
 
     rows: columns of texts; the model's "query" prompt goes before the first, "document" before the others.
     overrides: fields of `SentenceTransformerTrainingArguments`.
@@ -137,7 +146,6 @@ def new_trainer(
             column: model.prompts.get("document" if place else "query")
             for place, column in enumerate(rows.column_names)
         },
-        "batch_sampler": BatchSamplers.NO_DUPLICATES,
         "eval_strategy": "no",  # the recipe is short and fixed; dev questions choose among models at its end
     }
     return LeJEPATrainer(
@@ -154,3 +162,43 @@ def new_trainer(
         # 6 a weight of the encoder, without its tables.
         flops_per_token=6.0 * sum(w.numel() for name, w in model.named_parameters() if "embedding" not in name),
     )
+
+
+# ---- the head alone
+
+
+class Head(nn.Module):
+    """A model of one linear layer over embeddings, which a loss takes for a sentence encoder."""
+
+    def __init__(self, weight_KD: torch.Tensor):
+        super().__init__()
+        self.linear = nn.Linear(*weight_KD.T.shape, bias=False)
+        self.linear.load_state_dict({"weight": weight_KD})
+
+    def forward(self, features):
+        return {"sentence_embedding": self.linear(features["input_ids"])}
+
+    def __getitem__(self, index):
+        return self.linear
+
+
+def train_head(
+    make_loss, weight_KD: torch.Tensor, anchors_ND: np.ndarray, positives_ND: np.ndarray, batch_size: int
+) -> torch.Tensor:
+    """The weight [K, D] of a head after some seconds of training on a frozen backbone's embeddings of `pairs`.
+
+    make_loss: from a `Head` to a `LeJEPALoss`.
+    """
+    head = Head(weight_KD)
+    loss = make_loss(head)
+    optimizer = torch.optim.AdamW(head.parameters(), HEAD_RATE, weight_decay=0.01)
+    steps = min(HEAD_STEPS, len(anchors_ND) // batch_size)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for step in range(steps):
+        rows = slice(step * batch_size, (step + 1) * batch_size)
+        columns = [{"input_ids": torch.from_numpy(side_ND[rows])} for side_ND in (anchors_ND, positives_ND)]
+        optimizer.zero_grad()
+        loss(columns).backward()
+        optimizer.step()
+        schedule.step()
+    return head.linear.weight.detach()

@@ -6,8 +6,9 @@ import functools
 from dataclasses import replace
 from typing import Any
 
+from helpers.data.hub import EMBEDDING_GEMMA, MINILM, MPNET
 from helpers.lejepa import parameters
-from helpers.lejepa.parameters import EMBEDDING_GEMMA, LEAST_BATCH, MINILM, MPNET, NOTEBOOK
+from helpers.lejepa.parameters import LEAST_BATCH, NOTEBOOK
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Recipe
 from helpers.plan.workloads import Asked, Workload
@@ -67,9 +68,10 @@ def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
 
     asked: `model` is a hub id or a path; "auto" and "" are what "auto" takes on this machine. `examples` are pairs.
     """
-    name = parameters.chosen(asked.model or parameters.AUTO, machine.kind)
+    name = parameters.choose_base_model(asked.model or parameters.AUTO, machine.kind)
     length = asked.length or parameters.EmbeddingParameters.defaults().train_length
-    return parameters.recipe(asked.examples or ROWS, length, machine.kind), _step(name, length)
+    examples = asked.examples or ROWS
+    return parameters.recipe(examples, examples, length, length, machine.kind), _step(name, length)
 
 
 @functools.lru_cache(maxsize=4)

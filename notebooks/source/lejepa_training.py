@@ -9,9 +9,16 @@
 # %% [markdown] tags=["gpu"]
 # # A search over your own documents, with LeJEPA (GPU)
 #
-# At the end you have a **search over your folder** that combines the meaning of a question with its words, in a folder that works
-# without this notebook, and an **embedding model** that was trained on your documents with LeJEPA. A verdict says what the search is
-# worth against the stock model, and what the training adds.
+# At the end you have a **search** in a folder that works without this notebook, and an **embedding model** that was trained on your texts
+# with LeJEPA. The search combines the meaning of a question with its words, in any script. It does one of two jobs:
+#
+# - **Past questions with their answers** (a help desk, an FAQ, a file of tickets): give a `.csv` or `.jsonl` with the columns `question` and
+#   `answer`. Past questions are searched beside their answers, and the model learns from them.
+# - **A folder of documents** (`.md`, `.rst`, `.txt`, `.html`, `.pdf`, `.docx`): the model learns which heading belongs to which text. It is kept
+#   where that helps your documents; else the stock model stays, and one line says so.
+#
+# Some of your questions train, some choose how the search weighs its parts, and some only test. A verdict says what training adds to the
+# same search, and what the whole search is worth against the stock model alone.
 #
 # {picture: nDCG@10 of the stock model, of BM25 and of the whole search}
 #
@@ -30,9 +37,16 @@
 # %% [markdown] tags=["tpu"]
 # # A search over your own documents, with LeJEPA (TPU)
 #
-# At the end you have a **search over your folder** that combines the meaning of a question with its words, in a folder that works
-# without this notebook, and an **embedding model** that was trained on your documents with LeJEPA. A verdict says what the search is
-# worth against the stock model, and what the training adds.
+# At the end you have a **search** in a folder that works without this notebook, and an **embedding model** that was trained on your texts
+# with LeJEPA. The search combines the meaning of a question with its words, in any script. It does one of two jobs:
+#
+# - **Past questions with their answers** (a help desk, an FAQ, a file of tickets): give a `.csv` or `.jsonl` with the columns `question` and
+#   `answer`. Past questions are searched beside their answers, and the model learns from them.
+# - **A folder of documents** (`.md`, `.rst`, `.txt`, `.html`, `.pdf`, `.docx`): the model learns which heading belongs to which text. It is kept
+#   where that helps your documents; else the stock model stays, and one line says so.
+#
+# Some of your questions train, some choose how the search weighs its parts, and some only test. A verdict says what training adds to the
+# same search, and what the whole search is worth against the stock model alone.
 #
 # {picture: nDCG@10 of the stock model, of BM25 and of the whole search}
 #
@@ -54,10 +68,10 @@
 # %% [markdown]
 # ## Your settings
 #
-# {own data} It may be a folder of `.md` and `.txt` files, one `.txt`, or a `.jsonl` or `.csv` with the columns `anchor` and `positive`
-# (questions and answers), or `text` and perhaps `title`. A folder in BEIR's layout brings its own questions. Where a setting is 0, the
-# recipe decides. Every setting is checked before anything is downloaded. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY`
-# into the runtime's secrets.
+# {own data} It may be a folder of documents, one document, or a `.csv`, `.tsv`, `.jsonl` or `.parquet` with a question and an answer in each row
+# (`question` and `answer`, or `anchor` and `positive`), a `text` and its `category`, or a `text` alone. A folder may hold both documents and
+# such files. A folder in BEIR's layout brings its own questions. 0 = choose for me. Every setting is checked before anything is
+# downloaded. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.lejepa.parameters.EmbeddingParameters
@@ -80,24 +94,33 @@ print(f"output     {run.path}")
 # %% [markdown]
 # ## Data
 #
-# Documents become passages of at most 180 words, and all of them are searchable. **Training** sees pairs of a question or a heading and
-# its passage; where a passage has no heading, a short crop of it takes the heading's place. **Dev** questions choose, and **test**
-# questions only test. Where questions or headings of the same kind train, dev and test are about other documents.
+# The stock model is loaded first, because it counts: a document becomes passages of at most as many tokens as the model reads, so that no
+# word of yours is cut off unseen. All passages are searchable. The questions are divided into those that train, those that choose (dev)
+# and those that only test; the second table says how. Files that could not be read are listed with the reason.
 
 # %%
-from helpers.lejepa import data
+from helpers.lejepa import data, sample
+from helpers.lejepa.model import token_spans
+from helpers.lejepa.parameters import choose_base_model
+from helpers.train.sentence_encoder import load_sentence_encoder
 
-collection = data.load(params.data_source, num_samples=params.num_samples, seed=params.seed)
-run.same_data(collection.source)
-counts = {
-    "documents": len({passage.document for passage in collection.passages}),
-    "passages": len(collection.passages),
-    "training pairs": len(collection.training),
-    f"dev {collection.kind}": len(collection.dev),
-    f"test {collection.kind}": len(collection.test),
-}
-tables.show([counts], collection.source)
-print(collection.passages[0].text[:400])
+base_model = choose_base_model(params.base_model, machine.kind)
+backbone = load_sentence_encoder(
+    base_model, max_seq_length=params.max_seq_length, seed=params.seed, texts=sample.texts()
+)
+spans, limit = token_spans(backbone)
+loaded = data.load(
+    params.data_source,
+    num_samples=params.num_samples,
+    seed=params.seed,
+    spans=spans,
+    limit=min(limit, params.max_seq_length),
+)
+if loaded.listing:
+    print(loaded.listing)
+for note in loaded.notes:
+    print(note)
+print(loaded.passages[0].text[:400])
 
 # %% [markdown]
 # ## The method, in one file
@@ -108,8 +131,7 @@ print(collection.passages[0].text[:400])
 #
 # $$\mathcal{L} = (1 - w)\,\mathrm{invariance} + w\,\mathrm{SIGReg} + c\,\mathrm{contrastive}$$
 #
-# Change a line below and run all cells again: your version is what trains, in a folder of its own. The cell after it compares the fast form
-# of SIGReg, with its gradient in closed form, with the formula as it stands.
+# Change a line below and run all cells again: your version is what trains, in a folder of its own.
 
 # %% tags=["method"]
 # method: helpers/lejepa/loss.py
@@ -118,56 +140,61 @@ print(collection.passages[0].text[:400])
 import torch
 
 run.use_method()
-from helpers.lejepa.loss import LeJEPALoss, SIGReg, plain_sigreg, views
+from helpers.lejepa.data import keep_split
+from helpers.lejepa.loss import LeJEPALoss, SIGReg, views
 
+collection = keep_split(
+    loaded, run.path
+)  # a run that goes on keeps its questions, whatever documents have come or gone
+run.same_data(collection.source)
+counts = {
+    "documents": len(collection.documents),
+    "passages": len(collection.passages),
+    "training pairs": len(collection.training),
+    f"dev {collection.kind}": len(collection.dev),
+    f"test {collection.kind}": len(collection.test),
+}
+tables.show([counts], collection.source)
+print(f"divided {collection.split}")
 sigreg = SIGReg(seed=params.seed)
-embeddings_NK = torch.randn(64, 32, dtype=torch.float64)
-plain = plain_sigreg(embeddings_NK, sigreg.slices(32, step=0).double())
-fast = sigreg(embeddings_NK[None], step=0)
-print(f"plain {plain:.6f}, fast {fast:.6f}; a Gaussian has {sigreg.floor:.4f} on average")
-torch.testing.assert_close(plain, fast, rtol=1e-6, atol=0)
+print(f"SIGReg of a Gaussian batch {sigreg(torch.randn(1, 256, 64), 0):.2f} ({sigreg.floor:.2f} on average)")
+print(f"SIGReg of a batch where all texts have one embedding {sigreg(torch.zeros(1, 256, 64), 0):.1f}")
 
 # %% [markdown]
 # ## What costs nothing
 #
-# The stock model embeds all passages once. Beside it stand BM25, which counts words, and two closed forms that cost seconds: the
-# documents' mean subtracted, and mild whitening. **In hybrid search** means the score with BM25 and with feedback from the best
-# results; its weights were chosen once, on other collections. The table is over the dev questions.
+# The stock model embeds all passages once, and past questions as well. A search may use the **meaning** alone (cosines), **BM25** alone (it
+# counts words), both by weights or by rank, and where answers have several past questions a **linear classifier** on the frozen
+# embeddings, which takes seconds. The dev questions choose the weights; without dev questions a default goes by script and length.
 
 # %%
-from helpers.lejepa.evaluation import STOCK, TRAINED, Judge, choose, compare
-from helpers.lejepa.model import GaussianEmbeddingGemma, encode, load_backbone, principal_head
-from helpers.lejepa.parameters import chosen
+from helpers.lejepa.evaluation import HEAD, STOCK, TRAINED, Judge, Mix, choose, compare, default_mix, report
+from helpers.lejepa.model import Embeddings
+from helpers.lejepa.search import classifier
 
-base_model = chosen(params.base_model, machine.kind)
 dev, test = Judge(collection, collection.dev), Judge(collection, collection.test)
+judges = [judge for judge in (dev, test) if judge.asked]
 texts = dev.texts
-backbone = load_backbone(base_model, max_seq_length=params.max_seq_length, seed=params.seed, texts=texts)
 if machine.kind == "cuda":
     backbone = backbone.to("cuda")
-embedded = {STOCK: encode(backbone, texts, "document")}
-heads = {
-    "mean subtracted": principal_head(embedded[STOCK], centred=True),
-    "mild whitening": principal_head(embedded[STOCK], centred=True, power=0.25),
-}
-asked = {judge: encode(backbone, judge.asked, "query") for judge in (dev, test) if judge.asked}
-measured = {judge: {STOCK: judge.measure(asked[judge], embedded[STOCK])} for judge in asked}
-for name, (weight_KD, bias_K) in heads.items():
-    turned = [x @ weight_KD.numpy().T + bias_K.numpy() for x in (embedded[STOCK], *asked.values())]
-    embedded[name] = turned[0]
-    for judge, questions_QK in zip(asked, turned[1:], strict=True):
-        measured[judge][name] = judge.measure(questions_QK, turned[0])
+embed = Embeddings(run.path / "embeddings")
+embedded = {STOCK: embed(backbone, texts, "document")}
+asked = {judge: embed(backbone, judge.asked, "query") for judge in judges}
+default = default_mix(texts, spans)
+measured = {}
 
 
-def means(judge):
-    rows = [{"model": "BM25 alone", "by itself": judge.ndcg(judge.lexical_QN).mean(), "in hybrid search": ""}]
-    for name, found in measured[judge].items():
-        rows.append({"model": name, "by itself": found["dense"].mean(), "in hybrid search": found["hybrid"].mean()})
-    return rows
+def measure(name, passages_NK, questions):
+    """Adds nDCG@10 of a model's embeddings in every search."""
+    weights = classifier(dev.passages, passages_NK) if collection.answers_repeat else None
+    for judge in judges:
+        measured.setdefault(judge, {})[name] = judge.measure(questions[judge], passages_NK, weights)
 
 
+measure(STOCK, embedded[STOCK], asked)
 if dev in measured:
-    tables.show(means(dev), f"{base_model}: nDCG@10 on {len(dev.asked)} dev {collection.kind}")
+    free = choose(measured[dev], default, collection.kind)
+    tables.show(report(measured[dev], free), f"{base_model}: nDCG@10 on {len(dev.asked)} dev {collection.kind}")
 
 # %% [markdown]
 # ## Model and plan
@@ -176,18 +203,19 @@ if dev in measured:
 # `output_dim` allows. The first table says what will run and why, the second what it is expected to take.
 
 # %%
-from helpers.lejepa.parameters import recipe
+from helpers.lejepa.model import GaussianEmbeddingGemma, principal_head
+from helpers.lejepa.training import fit_recipe
 from helpers.lejepa.workload import workload
 from helpers.plan import forecast as forecasts
 from helpers.plan import settings
 
-model = GaussianEmbeddingGemma(backbone, *principal_head(embedded[STOCK], params.output_dim))
-loss = LeJEPALoss(
-    model, sigreg_weight=params.sigreg_weight, contrastive_weight=params.contrastive_weight, seed=params.seed
-)
+weight_KD = principal_head(embedded[STOCK], params.output_dim)
+model = GaussianEmbeddingGemma(backbone, weight_KD)
+weights = {"sigreg_weight": params.sigreg_weight, "contrastive_weight": params.contrastive_weight}
+loss = LeJEPALoss(model, **weights, seed=params.seed)
 step = workload(loss, base_model, params.train_length)
 plan = settings.plan(
-    recipe(len(collection.training), params.train_length, machine.kind),
+    fit_recipe(collection.training, spans, params.train_length, machine.kind),
     step,
     machine,
     batch_size=params.batch_size,
@@ -202,20 +230,20 @@ tables.show(forecast.rows())
 # %% [markdown]
 # ## Train
 #
-# The rows are plain pairs of texts, and no text is twice in a batch. The log has each term of the loss, with its weight. The second
-# table says which share of the gradient each term has: a small share of SIGReg is enough to keep embeddings from collapsing. The last
-# two say what the run cost, as measured: `mfu` is the share of the named datasheet peak that was used. On a TPU `compiles_after_warmup` and
-# `host_syncs_per_step` must be 0: anything else means that shapes change or that values leave the chip at every step.
+# The rows are plain pairs of texts, and no answer is twice in a batch, where it would be its own negative. First the head alone is trained
+# on the embeddings that are at hand, which takes seconds; then the whole model. The log has each term of the loss, with its weight.
+# The last two tables say what the run cost, as measured: `mfu` is the share of the named datasheet peak that was used. On a TPU
+# `compiles_after_warmup` and `host_syncs_per_step` must be 0: anything else means that shapes change or that values leave the chip at
+# every step.
 
 # %%
-from helpers.lejepa.training import new_trainer, pairs
+from helpers.lejepa.training import new_trainer, pairs, train_head
 
-rows = pairs(collection, views, plan.max_steps * plan.batch_size, params.seed)
-trainer = new_trainer(model, loss, rows, params, plan, machine, run.path)
+rows = pairs(collection.training, views, plan.max_steps, plan.batch_size, params.seed)
 tables.show([{"column": name, "text": text[:300]} for name, text in rows[0].items()], "The views of one text")
-columns = [trainer.data_collator.preprocess_fn(rows[name][:16]) for name in rows.column_names]
-columns = [{k: v.to(model.device) if torch.is_tensor(v) else v for k, v in each.items()} for each in columns]
-tables.show([loss.gradient_shares(columns)], "Share of the gradient at the start")
+sides = [embed(backbone, rows[name], task) for name, task in (("anchor", "query"), ("positive", "document"))]
+head_KD = train_head(lambda head: LeJEPALoss(head, **weights, seed=params.seed), weight_KD, *sides, plan.batch_size)
+trainer = new_trainer(model, loss, rows, params, plan, machine, run.path)
 trainer.train(resume_from_checkpoint=params.resume)
 cost = trainer.results()
 tables.show(trainer.meter.rows(cost["train"], cost.get("xla")))
@@ -224,44 +252,49 @@ tables.show(forecast.beside(cost["train"]))
 # %% [markdown]
 # ## Is it any good?
 #
-# The verdict has two rows: what training adds to the same search, and what the whole search adds to the stock model. The test questions
-# chose nothing. The intervals are a paired bootstrap over them: where 0 lies inside, the two are not told apart. Training imitated
-# headings, so that a test by headings flatters the trained model; it is never chosen by them.
+# The verdict has two rows: what training adds to the same search with weights of its own, and what the whole search adds to the stock
+# model alone. The test questions were not used for any choice. The intervals are a paired bootstrap over them: where 0 lies
+# inside, the two are not told apart.
 
 # %%
 import pandas
 
-embedded[TRAINED] = encode(trainer.model, texts, "document")
-for judge in measured:
-    measured[judge][TRAINED] = judge.measure(encode(trainer.model, judge.asked, "query"), embedded[TRAINED])
-kept, reason = choose(measured.get(dev, {}), collection.kind)
+embedded[HEAD] = embedded[STOCK] @ head_KD.numpy().T
+embedded[TRAINED] = embed(trainer.model, texts, "document")
+measure(HEAD, embedded[HEAD], {judge: questions_QK @ head_KD.numpy().T for judge, questions_QK in asked.items()})
+measure(TRAINED, embedded[TRAINED], {judge: embed(trainer.model, judge.asked, "query") for judge in judges})
+choice = choose(measured.get(dev, {}), default, collection.kind)
 verdicts = []
 if test in measured:
-    found = measured[test]
+    table = measured[test]
+    chosen = {name: table[name][choice.mix(name)] for name in table}
     verdicts = [
-        compare("what training adds to the same search", found[TRAINED]["hybrid"], found[STOCK]["hybrid"]),
-        compare("the whole search over the stock model", found[kept]["hybrid"], found[STOCK]["dense"]),
+        compare(f"what training adds to the same search ({choice.trained})", chosen[choice.trained], chosen[STOCK]),
+        compare("the whole search over the stock model alone", chosen[choice.model], table[STOCK][Mix(meaning=1)]),
     ]
-    tables.show(means(test), f"nDCG@10 on {len(test.asked)} test {collection.kind}")
+    tables.show(
+        report(table, choice), f"nDCG@10 on {len(test.asked)} test {collection.kind}, divided {collection.split}"
+    )
     tables.show([verdict.row() for verdict in verdicts], "Verdict")
-    drawn = pandas.DataFrame(means(test)).set_index("model").apply(pandas.to_numeric, errors="coerce")
+    drawn = pandas.DataFrame(report(table, choice)).set_index("search")["nDCG@10"]
     title = f"Search by {len(test.asked)} test {collection.kind}"
     axes = drawn.plot.barh(figsize=(8, 3.2), title=title, xlabel="nDCG@10", ylabel="", xlim=(0, 1))
     axes.invert_yaxis()
 else:
-    print("These data have no questions and no headings, so nothing can be measured. The default search is saved.")
-print(f"kept: {kept}, in hybrid search ({reason})")
+    print(f"nothing can be measured: {collection.unmeasured}")
+print(f"kept: {choice.model}, searched by {choice.mix(choice.model)} ({choice.reason})")
 
 # %% [markdown]
 # ## Save
 #
-# `model/` is what LeJEPA trained. `search/` holds all that the search needs: its model, a FAISS index, a BM25 index, the passages and
-# `search.py`, which works without this package.
+# `model/` is what LeJEPA trained. `search/` holds all that the search needs: its model, a FAISS index, a BM25 index, the passages, the
+# weights and `search.py`, which works without this package. All past questions are in it, those that chose and tested as well.
 
 # %%
 from sentence_transformers import SentenceTransformer
 
 from helpers.lejepa import search
+from helpers.lejepa.model import encode
 
 search.export(trainer.model, run.path / "model")
 reloaded = SentenceTransformer(str(run.path / "model"), device="cpu")
@@ -271,21 +304,28 @@ difference = (
 print(f"the reloaded model differs by {difference:.1e} of the largest value")
 if difference > 1e-2:
     raise RuntimeError(f"the model saved in {run.path / 'model'} differs from the one in memory")
-kept_model = {TRAINED: trainer.model, STOCK: backbone}.get(kept) or GaussianEmbeddingGemma(backbone, *heads[kept])
-if collection.kind == "headings":  # the search reads headings, too
-    embedded[kept] = encode(kept_model, [passage.text for passage in collection.passages], "document")
-search.save(run.path / "search", kept_model, collection.passages, embedded[kept])
+kept_model = {STOCK: backbone, TRAINED: trainer.model}.get(choice.model) or GaussianEmbeddingGemma(backbone, head_KD)
+passages = collection.searched(collection.past + collection.dev + collection.test if collection.past else [])
+vectors_NK = embed(kept_model, [passage.text for passage in passages], "document")
+mix = choice.mix(choice.model)
+learned_NK = classifier(passages, vectors_NK) if mix.classifier else None
+search.save(run.path / "search", kept_model, passages, vectors_NK, mix, learned_NK)
 results_file = run.results(
     machine,
     **cost,
     forecast=forecast.results(),
-    data={**collection.provenance, "kind": collection.kind, "train_examples": len(collection.training), **counts},
+    data={**collection.provenance, "kind": collection.kind, "split": collection.split, **counts},
     model={"base_model": base_model, "output_dim": model.get_embedding_dimension()},
     eval={
-        name: {key: float(value.mean()) for key, value in found.items()}
-        for name, found in measured.get(test, {}).items()
+        name: {str(mix): float(values.mean()) for mix, values in table.items()}
+        for name, table in measured.get(test, {}).items()
     },
-    evidence={"kept": kept, "reason": reason, "verdicts": [verdict.row() for verdict in verdicts]},
+    evidence={
+        "kept": choice.model,
+        "mix": str(mix),
+        "reason": choice.reason,
+        "verdicts": [verdict.row() for verdict in verdicts],
+    },
     artifacts={"model": "model", "search": "search"},
 )
 print(results_file)
@@ -305,9 +345,11 @@ tables.show([{"score": score, "document": name, "passage": text[:300]} for score
 # %% [markdown]
 # ## Next steps
 #
-# - **Take the search with you**: download `search/` and run `python search.py "a question"` in it.
+# - **Take the search with you**: download `search/`, and run `python search.py` in it. It starts once and then answers a question a line;
+#   `python search.py "a question"` answers one.
+# - **New, changed or removed documents**: run all cells again. Only their passages are embedded; the model stays as it was trained.
 # - **Take the model with you**: `SentenceTransformer("<output_dir>/model")`; its dimensions are sorted, so `truncate_dim=128` keeps the
 #   most important ones.
-# - **Train on questions**: 1,000 real questions with their documents teach more than headings do. Give a `.jsonl` with `anchor` and
-#   `positive`.
+# - **Collect past questions**: they teach more than headings do. Give a `.csv` with `question` and `answer`, in the folder of your documents
+#   or by itself; five or more questions about an answer are enough for a clear gain.
 # - **Another method**: change `views` or the weights of the loss in the method's cell.

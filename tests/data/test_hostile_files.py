@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from helpers.legal.data import load_records
 from helpers.lejepa import data as lejepa_data
-from helpers.lejepa.model import load_backbone
 from helpers.reservoir.data import load_texts
+from helpers.train.sentence_encoder import load_sentence_encoder
 from helpers.tuning.data import load_texts as load_labelled
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.training import load_classifier
@@ -145,7 +145,7 @@ def test_no_code_of_a_model_runs_and_one_that_is_none_is_refused_by_name(model, 
     harm(folder, tmp_path)
     for load in (
         lambda: load_classifier(str(folder), ["a", "b"], seed=0),
-        lambda: load_backbone(str(folder)),
+        lambda: load_sentence_encoder(str(folder)),
     ):
         with guarded(tmp_path, "base_model=") as refusal:
             load()

@@ -1,10 +1,15 @@
 """Collections from files, folders and hub sets: what is searchable, what trains, and what chooses and tests."""
 
 import json
+import shutil
+import sys
 
 import pytest
 
-from helpers.lejepa import data, sample
+from helpers.data import words
+from helpers.lejepa import data, documents, sample
+from helpers.lejepa.documents import Passage
+from helpers.run import checkpoint
 
 pytestmark = pytest.mark.once
 
@@ -59,7 +64,7 @@ def test_passages_are_short_end_at_sentences_and_keep_the_headings_above_them(pa
     collection = data.load(str(pages))
     long = [passage for passage in collection.passages if passage.document == "page3.md"]
     assert [passage.heading for passage in long] == ["Page 3 of delta"] + 3 * ["Page 3 of delta: Part about islet 3"]
-    assert all(len(passage.body.split()) <= data.PASSAGE_WORDS and passage.body.endswith(".") for passage in long)
+    assert all(len(passage.text.split()) <= data.PASSAGE_WORDS and passage.body.endswith(".") for passage in long)
     [note] = [passage for passage in collection.passages if passage.document == "sub/note.txt"]
     assert (note.heading, note.body) == ("A title of a note", "The body of the note is here.")
 
@@ -67,10 +72,10 @@ def test_passages_are_short_end_at_sentences_and_keep_the_headings_above_them(pa
 def test_headings_of_documents_that_choose_or_test_do_not_train(pages):
     collection = data.load(str(pages), seed=1)
     assert collection.kind == "headings" and collection.dev and collection.test
-    held = owners(collection.dev) | owners(collection.test)
-    assert not owners(collection.dev) & owners(collection.test)
-    bodies = {passage.body for passage in collection.passages if passage.document in held}
-    assert bodies and not bodies & {body for _, body in collection.training}
+    held_out = owners(collection.dev) | owners(collection.test)
+    assert not owners(collection.dev) & owners(collection.test) and collection.split.startswith("by document")
+    bodies = {passage.body for passage in collection.passages if passage.document in held_out}
+    assert bodies and not bodies & {text for example in collection.training for text in example.texts}
     assert data.load(str(pages), seed=1) == collection != data.load(str(pages), seed=2)
 
 
@@ -96,28 +101,55 @@ def test_a_fence_that_is_never_closed_hides_no_text(tmp_path):
 # ---- rows and single files
 
 
-def test_pairs_are_dealt_by_answers_and_equal_answers_are_one_document(tmp_path):
-    questions = rows(100, anchor="question {n} about {word}", positive="answer {word}")
-    questions[1]["anchor"] = "  Question 0   ABOUT amber"  # by case and white space the first one's
+def test_where_answers_repeat_questions_are_divided_and_each_answer_keeps_questions_that_train(tmp_path):
+    questions = rows(240, question="question {n} about {word}", answer="answer {word}", agent="x")
+    questions[13]["question"] = "  Question 1   ABOUT basil"  # by case and white space another one's
     collection = data.load(write(tmp_path, faq__jsonl=questions) + "/faq.jsonl")
-    assert collection.kind == "pairs" and len(collection.passages) == 12
-    asked = [text for text, _ in collection.training] + [question.text for question in collection.dev + collection.test]
-    assert len({*asked}) == 99
-    assert owners(collection.dev) and owners(collection.test)
-    assert not owners(collection.dev) & owners(collection.test)
-    answers = {passage.document: passage.body for passage in collection.passages}
-    held = {answers[name] for name in owners(collection.dev + collection.test)}
-    assert not held & {body for _, body in collection.training}
+    assert (collection.kind, len(collection.passages)) == ("past questions", 12) and collection.answers_repeat
+    assert len(collection.past) + len(collection.dev) + len(collection.test) == 239
+    assert len(collection.dev) == len(collection.test) == 47  # a fifth each
+    assert owners(collection.past) == owners(collection.dev) == owners(collection.test)
+    assert collection.notes == ("columns that are not used: agent",)
+    searched = collection.searched(collection.past)
+    assert len(searched) == 12 + len(collection.past)
+    assert searched[-1].text == collection.past[-1].text and searched[-1].shown.endswith(searched[-1].answer)
+    example = collection.training[0]
+    assert example.texts[0].startswith("answer") and all(
+        text.endswith(example.texts[0][7:]) for text in example.texts[1:]
+    )
+    assert example.question not in example.texts and len(example.texts) > 5
+
+
+def test_where_each_answer_has_one_question_answers_are_divided(tmp_path):
+    questions = rows(100, anchor="question {n}", positive="answer {n} {word}")
+    collection = data.load(write(tmp_path, faq__jsonl=questions) + "/faq.jsonl")
+    assert not collection.answers_repeat and collection.split.startswith("by answer")
+    assert [len(part) for part in (collection.past, collection.dev, collection.test)] == [60, 20, 20]
+    held_out = owners(collection.dev) | owners(collection.test)
+    assert len(held_out) == 40 and not held_out & owners(collection.past)
+
+
+@pytest.mark.parametrize("header", ["question,answer", "anchor;positive", "text\tcategory", "Query,Response"])
+def test_past_questions_may_have_the_columns_of_other_tools(tmp_path, header):
+    between = next(mark for mark in ",;\t" if mark in header)
+    lines = [
+        header,
+        *(f"how to do {n}{between}in way {n % 5}" for n in range(40)),
+        f"{between}an answer without a question",
+    ]
+    collection = data.load(write(tmp_path, tickets__csv="\n".join(lines)) + "/tickets.csv")
+    assert (collection.kind, len(collection.documents)) == ("past questions", 5)
 
 
 def test_titles_become_headings_and_leave_their_bodies(tmp_path):
-    texts = rows(20, title="Title {n} of {word}", text="Title {n} of {word}. Body {n} of the text")
+    texts = rows(20, id="t{n}", title="Title {n} of {word}", text="Title {n} of {word}. Body {n} of the text")
     collection = data.load(write(tmp_path, texts__jsonl=texts) + "/texts.jsonl")
-    assert collection.passages[0] == data.Passage("row 1", "Title 0 of amber", "Body 0 of the text")
+    assert collection.passages[0] == Passage("t0", "Title 0 of amber", "Body 0 of the text")
     assert collection.passages[0].text == "Title 0 of amber. Body 0 of the text"
-    assert ("Title 5 of fjord", "Body 5 of the text") in collection.training + [
-        (question.text, "Body 5 of the text") for question in collection.dev + collection.test
-    ]
+    asked = {example.question for example in collection.training} | {
+        question.text for question in collection.dev + collection.test
+    }
+    assert asked == {text["title"] for text in texts}
 
 
 @pytest.mark.parametrize("between", ["\n\n", "\n"])
@@ -126,7 +158,7 @@ def test_a_text_file_is_parted_by_blank_lines_or_by_lines(tmp_path, between):
     collection = data.load(write(tmp_path, notes__txt=between.join(texts)) + "/notes.txt")
     assert [passage.body for passage in collection.passages] == texts
     assert (collection.kind, collection.dev, collection.test) == ("none", [], [])
-    assert sorted(body for _, body in collection.training) == sorted(texts)
+    assert sorted(example.texts[0] for example in collection.training) == sorted(texts)
 
 
 def test_the_sample_is_of_docstrings_and_the_same_each_time():
@@ -152,29 +184,34 @@ def beir(folder, questions=12, splits=("test",)):
 def test_a_few_judged_questions_are_the_test_and_all_titles_train(tmp_path):
     collection = data.load(beir(tmp_path))
     assert (collection.kind, len(collection.test), collection.dev) == ("questions", 11, [])  # the score of one is 0
-    assert len(collection.training) == 40 and ("Title 3 of delta", "Body 3 of the text") in collection.training
+    examples = {(example.question, example.texts[0]) for example in collection.training}
+    assert len(examples) == 40 and ("Title 3 of delta", "Body 3 of the text") in examples
     assert len(collection.passages) == 40  # the empty document has nothing to search
 
 
-def test_judged_splits_stay_apart_and_the_training_questions_train(tmp_path):
+def test_half_of_more_judged_questions_choose(tmp_path):
+    folder = beir(tmp_path)
+    lines = [f"q{n % 12}\td{n}\t1" for n in range(40)]
+    asked = [{"_id": f"q{n}", "text": f"who knows {n}?"} for n in range(60)]
+    write(tmp_path, queries__jsonl=asked)
+    lines += [f"q{n}\td{n % 40}\t1" for n in range(12, 60)]
+    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "\n".join(lines))
+    collection = data.load(folder)
+    assert (len(collection.dev), len(collection.test), collection.past) == (30, 30, []) and len(
+        collection.training
+    ) == 40
+
+
+def test_judged_splits_stay_as_they_are(tmp_path):
     folder = beir(tmp_path, splits=("train", "dev", "test"))
     (tmp_path / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td30\t1\nq2\td2\t1\nq3\td31\t2")
     collection = data.load(folder)
     assert [len(collection.dev), len(collection.test)] == [11, 11]
-    held = owners(collection.dev) | owners(collection.test)
-    assert "d2" in held
-    assert sorted(collection.training) == [
-        ("who knows 1?", "Body 30 of the text"),
-        ("who knows 3?", "Body 31 of the text"),
+    assert sorted(example.question for example in collection.training) == [
+        "who knows 1?",
+        "who knows 2?",
+        "who knows 3?",
     ]
-
-
-def test_many_questions_in_one_split_are_dealt_among_training_dev_and_test():
-    passages = {f"d{n}": [data.Passage(f"d{n}", "", f"body {n}")] for n in range(1000)}
-    questions = [data.Question(f"question {n}", frozenset({f"d{n}"})) for n in range(1000)]
-    collection = data._split(data._Found(passages, {"test": questions}), "x", 0, 0)
-    assert [len(each) for each in (collection.training, collection.dev, collection.test)] == [800, 100, 100]
-    assert collection.kind == "questions"
 
 
 # ---- what a user can do wrong
@@ -183,29 +220,135 @@ def test_many_questions_in_one_split_are_dealt_among_training_dev_and_test():
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a__jsonl": [{"txt": "one"}]}, "columns found: txt. Name the columns `anchor` and `positive`"),
-        ({"a__jsonl": [{"anchor": "one", "positive": ""}]}, "line 1 has an empty text; fill it in or remove the row"),
-        ({"a__jsonl": [{"text": 3}]}, "column `text` holds a int, not text"),
+        ({"a__jsonl": [{"txt": "one"}]}, "(its columns: txt); name the columns `question` and `answer`"),
+        ({"a__jsonl": [{"anchor": "one", "positive": ""}]}, "column `positive` is empty"),
+        ({"a__jsonl": [{"text": 3}]}, "column `text` holds a int and not text"),
         ({"a__jsonl": rows(1, text="text {n}")}, "1 different texts to train on; at least 2 are needed. Add documents"),
         ({"a__txt": "same\n" * 20}, "1 different texts to train on"),
-        ({"a__pdf": "no"}, "cannot read .pdf; use .jsonl, .csv"),
+        ({"a__pdf": "no"}, "is no PDF that can be read"),
+        ({"a__png": "no"}, "cannot read .png; use .jsonl, .csv"),
     ],
 )
 def test_files_that_cannot_be_used_are_named_with_the_remedy(tmp_path, files, message):
     write(tmp_path, **files)
     path = tmp_path / next(iter(files)).replace("__", ".")
-    with pytest.raises(ValueError, match=r"a\.(jsonl|txt|pdf)") as caught:
+    with pytest.raises(ValueError, match=r"a\.(jsonl|txt|pdf|png)") as caught:
         data.load(str(path))
     assert message in str(caught.value)
 
 
+def test_a_folder_names_every_file_that_was_not_read_and_reads_the_others(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "docx", None)  # not installed
+    write(
+        tmp_path,
+        **{f"{n}__md": f"# Head {n}\nBody {n}" for n in range(12)},
+        faq__csv="question,answer\nhow?,so\nwhy?,then",
+    )
+    write(
+        tmp_path, empty__md="", heading__md="# A heading alone", other__csv="a,b\n1,2", image__png="x", brief__docx="x"
+    )
+    (tmp_path / "latin.txt").write_bytes("Größe und Maße".encode("latin-1"))
+    for folder in (".git", "node_modules"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "readme.md").write_text("# not yours\nat all")
+    collection = data.load(str(tmp_path))
+    assert len(collection.documents) == 12 + 1 + 2 and collection.kind == "past questions"
+    reasons = {skipped.path: skipped.reason for skipped in collection.listing.skipped}
+    assert {*reasons} == {"empty.md", "other.csv", "image.png", "brief.docx", "latin.txt", ".git", "node_modules"}
+    assert reasons["brief.docx"] == "needs the package python-docx: pip install python-docx"
+    assert reasons["empty.md"] == "holds no text" and "not UTF-8" in reasons["latin.txt"]
+
+
 def test_a_folder_without_documents_and_judgements_of_unknown_questions_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"0 different texts to train on.*in a folder they are \.md and \.txt files"):
+    with pytest.raises(ValueError, match=r"the folder has no file that can be read here \(\.md"):
         data.load(str(tmp_path))
     folder = beir(tmp_path)
     (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq99\td1\t1")
-    with pytest.raises(ValueError, match="line 2: the query 'q99' is not in queries"):
-        data.load(folder)
-    (tmp_path / "latin.txt").write_bytes(b"\xe9" * 9)
-    with pytest.raises(ValueError, match=r"latin.txt': not UTF-8"):
-        data.load(str(tmp_path / "latin.txt"))
+    assert data.load(folder).kind == "headings"  # said in a line of what is set aside
+
+
+# ---- a run that goes on while its documents change
+
+
+def test_documents_come_and_go_and_the_questions_of_the_run_stay(pages, tmp_path_factory, capsys):
+    run = tmp_path_factory.mktemp("run")
+    before = data.load(str(pages), seed=1)
+    assert data.keep_split(before, run) is before
+    for step in (0, 3):
+        with checkpoint.staged(run, step) as staging:
+            checkpoint.folder(staging, step).mkdir(parents=True, exist_ok=True)
+    assert data.keep_split(data.load(str(pages), seed=1), run) == before
+    gone = sorted(owners(before.test))[0]
+    (pages / gone).unlink()
+    (pages / "new.md").write_text("# A new page about jetties\nIts text.")
+    now = data.load(str(pages), seed=1)
+    kept = data.keep_split(now, run)
+    assert kept.passages == now.passages != before.passages
+    assert kept.source == before.source != now.source  # the data of the run are those that it trains on
+    assert (kept.training, kept.dev) == (before.training, before.dev)
+    assert kept.test == [question for question in before.test if gone not in question.answers]
+    assert "the documents have changed since this run began" in capsys.readouterr().out
+
+
+def test_a_run_that_trained_nothing_takes_the_questions_of_now(pages, tmp_path_factory):
+    run = tmp_path_factory.mktemp("run")
+    data.keep_split(data.load(str(pages), seed=1), run)
+    shutil.rmtree(pages / "sub")
+    now = data.load(str(pages), seed=1)
+    assert data.keep_split(now, run) is now
+
+
+# ---- formats
+
+
+FORMATS = {
+    "a.md": "---\ntitle: x\n---\n# One\nfirst\n\n## Two\nsecond\n",
+    "b.markdown": "One\n===\nfirst\n\nTwo\n---\nsecond\n",
+    "c.rst": "===\nOne\n===\n\nfirst\n\nTwo\n---\n\nsecond\n",
+    "d.html": "<head><title>x</title></head><nav>menu</nav><h1>One</h1><p>fi<b>rst</b></p><script>x()</script><h2>Two</h2><li>second",
+}
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "e.docx"])
+def test_headings_of_every_format_are_those_above_a_text(tmp_path, name):
+    path = tmp_path / name
+    if name == "e.docx":
+        docx = pytest.importorskip("docx")
+        written = docx.Document()
+        for text, style in (("One", "Heading 1"), ("first", None), ("Two", "Heading 2"), ("second", None)):
+            written.add_paragraph(text, style)
+        written.save(path)
+    else:
+        path.write_text(FORMATS[name])
+    assert documents.read_document(path, "x") == [Passage("x", "One", "first"), Passage("x", "One: Two", "second")]
+
+
+def test_the_text_of_a_pdf_is_read(tmp_path):
+    pypdf = pytest.importorskip("pypdf")
+    writer = pypdf.PdfWriter()
+    writer.add_blank_page(200, 200)
+    writer.write(tmp_path / "scan.pdf")
+    with pytest.raises(ValueError, match="holds no text; a scanned page needs OCR first"):
+        documents.read_document(tmp_path / "scan.pdf", "scan.pdf")
+    from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
+
+    font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
+    font = DictionaryObject({NameObject(key): NameObject(value) for key, value in font.items()})
+    fonts = DictionaryObject({NameObject("/F"): font})
+    stream = DecodedStreamObject()
+    stream.set_data(b"BT /F 12 Tf 20 100 Td (Words of a page) Tj ET")
+    writer.pages[0][NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+    writer.pages[0][NameObject("/Contents")] = stream
+    writer.write(tmp_path / "text.pdf")
+    assert documents.read_document(tmp_path / "text.pdf", "x") == [Passage("x", "", "Words of a page")]
+
+
+@pytest.mark.parametrize("text", ["学习需要时间。" * 300, "one two three. " * 300, "x" * 2000, "a heading " * 200])
+def test_no_passage_is_longer_than_the_model_reads_and_no_text_is_lost(text):
+    spans = lambda text: [(place, place + 1) for place, letter in enumerate(text) if not letter.isspace()]  # noqa: E731
+    for heading in ("", "A heading", "h" * 90):
+        parts = list(documents.cut(Passage("x", heading, text), spans, 100))
+        assert all(len(spans(part.text)) <= 100 for part in parts)
+        joined = "".join(part.body for part in parts).replace(" ", "")
+        assert joined.endswith(text.replace(" ", "").strip()) and len(parts) < 3 * len(text) / 90
+    assert len(list(documents.cut(Passage("x", "", "short"), words.spans, 100))) == 1

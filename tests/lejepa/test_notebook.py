@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -34,15 +35,15 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert all(cell.execution_count for cell in code)
     assert (results["runtime"]["kind"], results["train"]["steps"]) == (kind, TINY["max_steps"])
     assert math.isfinite(results["train"]["loss_last"])
-    for found in results["eval"].values():
-        assert 0 <= found["dense"] <= 1 and 0 <= found["hybrid"] <= 1
+    for values in results["eval"].values():
+        assert values.keys() >= {"meaning alone", "BM25 alone"} and all(0 <= value <= 1 for value in values.values())
     trained, whole = results["evidence"]["verdicts"]
-    assert trained["what"] == "what training adds to the same search"
-    assert whole["what"] == "the whole search over the stock model"
-    said = results["eval"]["LeJEPA"]["hybrid"] - results["eval"]["as it came"]["hybrid"]
-    assert float(re.match(r"[+-][\d.]+", trained["nDCG@10"])[0]) == pytest.approx(said, abs=6e-4)
+    assert trained["what"].startswith("what training adds to the same search (LeJEPA")
+    kept, mix = results["evidence"]["kept"], results["evidence"]["mix"]
+    difference = results["eval"][kept][mix] - results["eval"]["stock model"]["meaning alone"]
+    assert float(re.match(r"[+-][\d.]+", whole["nDCG@10"])[0]) == pytest.approx(difference, abs=6e-4)
     assert results["evidence"]["reason"] in text_of(executed)
-    assert {"index.faiss", "passages.json", "search.py", "bm25", "model"} <= {
+    assert {"index.faiss", "passages.json", "search.py", "bm25", "model", "mix.json"} <= {
         path.name for path in (output / "search").iterdir()
     }
     assert not [*output.glob("[ms]*/**/*.bin"), *output.glob("[ms]*/**/*.pkl")]
@@ -63,7 +64,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
 
 @pytest.mark.once
 @pytest.mark.slow
-def test_a_folder_of_documents_is_enough(alone):
+def test_a_folder_of_documents_is_enough_and_a_new_one_needs_no_new_run(alone):
     folder = alone / "documents"
     folder.mkdir()
     for number in range(60):
@@ -71,7 +72,27 @@ def test_a_folder_of_documents_is_enough(alone):
         (folder / f"{number}.md").write_text(f"# The page of topic {number}\n{words}.", encoding="utf-8")
     _, results = run("lejepa_training", alone, TINY | {"data_source": str(folder), "num_samples": 0})
     assert (results["data"]["kind"], results["data"]["documents"]) == ("headings", 60)
-    assert results["evidence"]["kept"] != "LeJEPA"  # which is not chosen by headings
+    (folder / "new.md").write_text("# A page that came later\nIts text is about zebras.", encoding="utf-8")
+    (folder / "3.md").unlink()
+    executed, again = run("lejepa_training", alone, TINY | {"data_source": str(folder), "num_samples": 0})
+    assert "the documents have changed since this run began" in text_of(executed)
+    assert again["data"]["documents"] == 60 and again["data"]["sha256"] == results["data"]["sha256"]
+    assert again["train"]["loss_last"] == results["train"]["loss_last"]
+    assert "zebras" in (Path("out") / "search" / "passages.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.once
+@pytest.mark.slow
+def test_past_questions_are_searched_beside_their_answers(alone):
+    rows = [{"question": f"how to {verb} the {thing} {n}", "answer": f"{verb} it so: {thing}"}
+            for n in range(12) for verb in ("mend", "clean", "sell") for thing in ("boat", "roof", "clock", "lamp")]  # fmt: skip
+    file = alone / "tickets.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    executed, results = run("lejepa_training", alone, TINY | {"data_source": str(file), "batch_size": 0})
+    assert results["data"]["split"].startswith("by question") and results["data"]["documents"] == 12
+    assert "linear classifier" in text_of(executed) and results["plan"]["batch_size"] == 12
+    passages = json.loads((Path("out") / "search" / "passages.json").read_text(encoding="utf-8"))
+    assert len(passages) == 12 + 144
 
 
 @pytest.mark.slow

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 import signal
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
-from helpers.lejepa.data import Collection
-from helpers.lejepa.loss import views
-from helpers.lejepa.training import padded, pairs
+from helpers.lejepa.data import Example
+from helpers.lejepa.loss import LeJEPALoss, views
+from helpers.lejepa.model import principal_head
+from helpers.lejepa.training import Head, pairs, train_head
 from helpers.machine import xla
 from helpers.run import checkpoint
+from helpers.train.sentence_encoder import preprocess_at_length
 from tests import harness
-from tests.lejepa_run import build_model
+from tests.lejepa_run import build_model, sentences
 from tests.test_resume import SLOW_ON_XLA
 
 DRIVER = Path(__file__).parents[1] / "lejepa_run.py"
@@ -60,52 +63,63 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.once
-def test_rows_go_pass_after_pass_with_other_crops_and_the_same_ones_for_a_seed():
-    texts = [("", " ".join(f"word{n}-{i}" for i in range(40))) for n in range(5)] + [("A heading", "its body")]
-    options = {
-        "kind": "none",
-        "passages": [],
-        "dev": [],
-        "test": [],
-        "name": "x",
-        "sha256": "0",
+def test_rows_go_pass_after_pass_with_other_views_and_the_same_ones_for_a_seed():
+    examples = [Example("", (" ".join(f"word{n}-{i}" for i in range(40)),), str(n)) for n in range(5)]
+    examples.append(Example("A question", ("its answer", "another wording", "a third"), "5"))
+    rows = pairs(examples, views, 16, 3, seed=1)
+    positives = [example.texts[0] for example in examples]
+    assert len(rows) == 48 and rows["positive"] != pairs(examples, views, 16, 3, seed=2)["positive"]
+    assert rows.to_dict() == pairs(examples, views, 16, 3, seed=1).to_dict()
+    crops = [
+        anchor for anchor, positive in zip(rows["anchor"], rows["positive"], strict=True) if positive == positives[0]
+    ]
+    assert 7 <= len(crops) == len({*crops}) <= 9
+    wordings = {
+        positive for anchor, positive in zip(rows["anchor"], rows["positive"], strict=True) if anchor == "A question"
     }
-    collection = Collection(training=texts, **options)
-    rows = pairs(collection, views, 15, seed=1)
-    assert len(rows) == 18 and rows["positive"][:6] == rows["positive"][6:12] == [body for _, body in texts]
-    assert rows["anchor"][0] != rows["anchor"][6] and rows["anchor"][5] == rows["anchor"][11] == "A heading"
-    assert (
-        rows["anchor"]
-        == pairs(collection, views, 15, seed=1)["anchor"]
-        != pairs(collection, views, 15, seed=2)["anchor"]
-    )
-    assert rows["anchor"][7] == views("", texts[1][1], random.Random("1 1 1"))[0]
+    assert wordings > {"its answer"} and wordings <= {"its answer", "another wording", "a third"}
+
+
+@pytest.mark.once
+def test_no_answer_is_twice_in_a_batch_and_all_questions_come_as_often():
+    """A row that repeats the answer of another would be a negative of itself."""
+    examples = [Example(f"question {n}", (f"answer {n % 7}",), str(n % 7)) for n in range(31)]
+    rows = pairs(examples, views, 31, 5, seed=0)
+    for begin in range(0, len(rows), 5):
+        assert len({*rows["positive"][begin : begin + 5]}) == 5
+    counts = Counter(rows["anchor"])
+    assert len(counts) == 31 and max(counts.values()) - min(counts.values()) <= 2
+    with pytest.raises(ValueError, match="batch_size=8: there are 7 different answers or headings"):
+        pairs(examples, views, 1, 8, seed=0)
+
+
+@pytest.mark.once
+def test_the_trainer_takes_the_rows_batch_by_batch_as_they_stand(finished):
+    _, outcome = finished(batch_size=4, steps=3)
+    assert [text.removeprefix("query : ") for text in outcome["texts"]] == sentences(40, 0)[:12]
+
+
+@pytest.mark.once
+def test_a_head_that_is_trained_on_frozen_embeddings_is_closer_to_its_pairs():
+    torch.manual_seed(0)
+    anchors_ND, noise_ND = torch.randn(2, 512, 16)
+    positives_ND = anchors_ND * torch.linspace(0, 2, 16) + noise_ND * torch.linspace(2, 0, 16)
+    weight_KD = principal_head(positives_ND.numpy())
+    make_loss = lambda head: LeJEPALoss(head, sigreg_weight=0.02, contrastive_weight=1.0)  # noqa: E731
+    trained_KD = train_head(make_loss, weight_KD, anchors_ND.numpy(), positives_ND.numpy(), 32)
+    columns = [{"input_ids": side_ND[:64]} for side_ND in (anchors_ND, positives_ND)]
+    with torch.no_grad():
+        before, after = (float(make_loss(Head(weight)).eval()(columns)) for weight in (weight_KD, trained_KD))
+    assert after < 0.95 * before
 
 
 @pytest.mark.once
 def test_batches_are_cut_at_a_length_that_all_have_on_xla(tmp_path):
     model = build_model(tmp_path, dropout=0.0)
-    few, one = (padded(model, 48, one=one) for one in (False, True))
+    few, one = (preprocess_at_length(model, 48, fixed=fixed) for fixed in (False, True))
     texts = [" ".join(["cat"] * words) for words in range(1, 60)]
     assert [few([text])["input_ids"].shape[1] for text in texts] == [min(words + 2, 48) for words in range(1, 60)]
     assert {one([text])["input_ids"].shape[1] for text in texts} == {48}
-
-
-@pytest.mark.once
-def test_no_text_is_twice_in_a_batch(tmp_path):
-    """A row that repeats the text of another would be a negative of itself."""
-    from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
-
-    outcome = result(run(tmp_path, texts=9, batch_size=4, steps=2))  # every text is in the rows once; sampler as set
-    assert outcome["train"]["steps"] == 2
-    from datasets import Dataset
-
-    rows = Dataset.from_dict({"anchor": ["a", "b", "a", "c"] * 4, "positive": [f"p{n % 6}" for n in range(16)]})
-    import torch
-
-    for batch in NoDuplicatesBatchSampler(rows, batch_size=3, drop_last=True, generator=torch.Generator(), seed=0):
-        values = [text for row in batch for text in rows[row].values()]
-        assert len(values) == len(set(values))
 
 
 # ---- one CPU run

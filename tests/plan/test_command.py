@@ -231,13 +231,14 @@ def tiny_language_model(folder):
 
 def tiny_embedder(folder):
     from helpers.lejepa.loss import LeJEPALoss
-    from helpers.lejepa.model import GaussianEmbeddingGemma, encode, load_backbone, principal_head
+    from helpers.lejepa.model import GaussianEmbeddingGemma, encode, principal_head
     from helpers.lejepa.workload import workload
+    from helpers.train.sentence_encoder import load_sentence_encoder
 
     texts = ["some words", "of a text"]
-    load_backbone("sample", texts=texts)[0].save(str(folder))
-    backbone = load_backbone(str(folder))
-    model = GaussianEmbeddingGemma(backbone, *principal_head(encode(backbone, texts, "document")))
+    load_sentence_encoder("sample", texts=texts)[0].save(str(folder))
+    backbone = load_sentence_encoder(str(folder))
+    model = GaussianEmbeddingGemma(backbone, principal_head(encode(backbone, texts, "document")))
     return "lejepa_training", workload(LeJEPALoss(model, sigreg_weight=0.02, contrastive_weight=1.0), "notebook", 128)
 
 
