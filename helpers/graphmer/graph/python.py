@@ -7,6 +7,7 @@ stands around a name says how it is used: a handler writes this kind into the no
 import ast
 import contextlib
 import itertools
+import re
 from collections.abc import Iterable
 
 from .knowledge_graph import DEFINED, Entity
@@ -125,10 +126,12 @@ def _call(node, scope, stack):
             arguments = arguments[1:]
         elif name in _BY_NAME and len(arguments) > 1:
             _by_name(name, arguments, scope)
-        elif (
+        elif name == "__setattr__" and len(arguments) == 3:
+            _by_name("setattr", arguments, scope)
+        elif (name in ("exec", "eval") and len(arguments) == 1) or (
             name == "update" and type(called) is ast.Attribute and chain_of(called.value) in ("globals()", "vars()")
-        ) or (name in ("exec", "eval") and len(arguments) < 2):
-            _store(scope, THIS_MODULE, "", OPAQUE)
+        ):
+            _replace_anything(scope)
     _mark((*arguments, *(keyword.value for keyword in node.keywords)), "passed")
     words = {keyword.arg for keyword in node.keywords if keyword.arg}
     words |= {
@@ -138,6 +141,12 @@ def _call(node, scope, stack):
     if getattr(node, "use", "") not in ("raised", "decorates"):  # another relation of the graph says so
         scope.calls.add(chain_of(called))
     stack += (called, *arguments, *(keyword.value for keyword in node.keywords))
+
+
+def _replace_anything(scope: Scope) -> None:
+    """Any name of the module may be bound again."""
+    scope.reads_members = True
+    _store(scope, THIS_MODULE, "", OPAQUE)
 
 
 def _tested(arguments: list[ast.expr], scope: Scope) -> None:
@@ -179,6 +188,7 @@ def _by_name(function: str, arguments: list[ast.expr], scope: Scope) -> None:
 
 def _store(scope: Scope, chain: str, name: str, meaning: Meaning) -> None:
     """An assignment to an attribute of an object that need not be `self`; `name` is "" for a computed one."""
+    name = re.sub(r"^_\w*?(?=__\w)", "", name)  # the mangled `_C__name` is `__name` in C
     scope.module.stores.append((Expression(chain, scope), name, meaning))
 
 
@@ -438,6 +448,9 @@ def _subscript_store(target: ast.Subscript, value: ast.expr, scope: Scope) -> No
     elif type(table) is ast.Call and chain_of(table) in ("globals()", "vars()", "locals()"):
         owner = chain_of(table.args[0]) if table.args else THIS_MODULE
         _store(scope, owner, key, _meaning(value, scope))
+    elif chain_of(table) == "sys.modules" and key:
+        scope.reads_members = True
+        _store(scope, f"{key}:", "", OPAQUE)
 
 
 def _annotated_assign(node, scope, stack):

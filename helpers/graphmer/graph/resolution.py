@@ -51,6 +51,11 @@ _TRANSPARENT = {
 }  # fmt: skip
 # Those whose calls run what they decorate, and give something else.
 _RUNNING = {"contextlib.contextmanager", "contextlib.asynccontextmanager", "functools.update_wrapper"}
+_WRAPPERS = {
+    "builtins.staticmethod",
+    "builtins.classmethod",
+    "builtins.property",
+}  # as functions: of what they were given
 _MAKE_CONSTRUCTORS = ("dataclass", "define", "frozen", "mutable", "attrs", "s")
 # Bases outside of the sources that bring no method which a class in them could need.
 _PLAIN_BASES = {
@@ -138,6 +143,7 @@ class Resolver:
         # Assignments from elsewhere: to an attribute of what is known, to one of something else, and under computed names.
         self.patched: dict[tuple[str, str, bool], list[Meaning]] = defaultdict(list)
         self.loose: dict[str, list[Meaning]] = defaultdict(list)
+        self.disguised: dict[str, list[str]] = defaultdict(list)
         self.tainted: set[str] = set()  # any of its attributes may be another
         self.computed: set[str] = set()  # those with a name that the sources write as a string or a keyword
         self.words = set().union(*(words for module in modules.values() for words in module.words.values()))
@@ -167,12 +173,23 @@ class Resolver:
                     for word in [name] if name else self._computed_names(target.scope):
                         self.loose[word].append(meaning)
                 for owner in owners.values:
-                    if name == "__class__" or (not name and target.scope.reads_members):
+                    if owner.entity not in self.defined:
+                        continue
+                    if name == "__class__":
+                        self._change_class(owner, self._meanings([meaning], module))
+                    elif not name and target.scope.reads_members:
                         self.tainted.add(owner.entity)
                     elif name:
                         self._store(owner, name, meaning)
                     else:
                         self.computed.add(owner.entity)
+
+    def _change_class(self, owner: Value, targets: Targets) -> None:
+        """`owner.__class__ = C`: a C may stand where an instance of the owner's class does, like one of a class below it."""
+        if not targets.complete:
+            self.tainted.add(owner.entity)
+        for value in targets.values:
+            self.disguised[owner.entity].append(value.entity)
 
     def _computed_names(self, scope: Scope) -> set[str]:
         """What a computed name can be in a function: its own strings, and those that calls of it give."""
@@ -405,6 +422,8 @@ class Resolver:
     def _result(self, called: Value) -> Targets:
         """What calling a value gives: an instance of a class, or what the function's annotation or its statements say."""
         entity = called.entity
+        if entity in _WRAPPERS:
+            return OPEN
         if called.is_instance:
             functions = self.member(called, "__call__") if entity in self.classes else OPEN
             return functions.each(lambda function: OPEN if function.is_instance else self._result(function))
@@ -440,6 +459,8 @@ class Resolver:
             return inner.each(lambda instance: only(instance._replace(is_instance=False)))
         is_class = not value.is_instance and self.type_of(value.entity) in CLASSES
         is_container = value.entity.rpartition(".")[2] in _CONTAINERS
+        if value.entity == "builtins.object":
+            return OPEN
         instance = Value(value.entity, True, False, parts)
         if not (is_class or is_container):
             return OPEN
@@ -616,7 +637,7 @@ class Resolver:
     def subclasses(self, entity: str) -> list[str]:
         """All classes in the sources that are or may be below one."""
         if self._below is None:
-            self._below = defaultdict(list)
+            self._below = defaultdict(list, {name: [*classes] for name, classes in self.disguised.items()})
             for name in self.classes:
                 for base in {base for bases in self._bases(name) for base in bases}:
                     self._below[base].append(name)
@@ -637,9 +658,9 @@ class Resolver:
             return []
         methods = []
         for below in self.subclasses(owner):
-            if below in self.definers[name]:
+            if below in self.definers[name] and owner in self.order(below):
                 values = self.lookup([below], name, is_instance=False).values
-                methods += [value.entity for value in values if self.type_of(value.entity) in FUNCTIONS]
+                methods += [value.entity for value in values if value.entity.rpartition(".")[0] == below]
         return methods
 
     def member(self, owner: Value, name: str) -> Targets:
@@ -648,7 +669,7 @@ class Resolver:
     def _member(self, owner: Value, name: str) -> Targets:
         order = self.order(owner.entity)
         found = self.lookup(order, name, owner.is_instance)
-        if not owner.exact:
+        if not owner.exact or owner.entity in self.disguised:
             orders = [self.order(below) for below in self._related(owner.entity, name)]
             found = self._with_overriders(found, [self.lookup(other, name, owner.is_instance) for other in orders])
         if found.values:
@@ -693,7 +714,8 @@ class Resolver:
 
     def lookup(self, order: list[str], name: str, is_instance: bool) -> Targets:
         """What the classes of an order have under a name, and what their methods assign to it."""
-        parts, is_certain = [], True
+        intercepting = self.definers["__getattribute__"] | self.definers["__setattr__"] if is_instance else set()
+        parts, is_certain = [], intercepting.isdisjoint(order)
         for entity in order:
             if is_instance and entity in self.classes:
                 fields = [*self.classes[entity].fields.get(name, ()), *self.patched.get((entity, name, True), ())]
