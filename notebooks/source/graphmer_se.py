@@ -93,10 +93,11 @@ print(machine, f"output: {run.path}", sep="\n")
 # %% [markdown]
 # ## Who calls it, what it calls, what a change reaches
 #
-# Needs no model and no training, and takes seconds on a large repository. **known**: the sources prove it, through imports,
-# scopes and inheritance. **overridden**: they prove a call of a method that this one overrides. **open**: the source names it
-# there, and only running would tell what is meant; look at these lines yourself. Without a `query` the function with most
-# callers is asked about.
+# Needs no model and no training, and takes seconds on a large repository. *Called by* is every use, with its kind: a call, a decorator,
+# a base class, an annotation, a value that is passed on. **known**: the sources prove it, through imports, scopes and inheritance.
+# **overridden**: they prove a use of a method that this one overrides. **one of**: it is this, or one of those in `could_be`.
+# **inferred**: jedi says so (where it is installed). **open**: the source names it there, and only running would tell what is meant;
+# look at these lines yourself. Without a `query` the function with most callers is asked about.
 
 # %%
 from collections import Counter
