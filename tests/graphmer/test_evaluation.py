@@ -9,6 +9,7 @@ from helpers.graphmer import evaluation, search_training
 from helpers.graphmer.configuration import override, read_configuration
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, read_ontology
+from helpers.graphmer.parameters import GraphParameters
 from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer
 from helpers.machine import runtime
 from tests.graph_run import SMALL
@@ -76,17 +77,19 @@ def test_the_verdict_has_the_difference_of_means_and_an_interval_over_groups():
 # ---- plan and trainer of a configuration
 
 
-def test_a_device_that_is_not_there_is_refused(corpus):
-    asked = override(read_configuration("rtx3050"), SMALL | {"hardware.device": "cuda"})
-    with pytest.raises(ValueError, match=r"hardware.device='cuda': this run is on .*choose that runtime"):
-        make_plan(asked, new_model(asked, corpus), corpus, runtime.detect(False, precision="fp32"))
+def test_a_device_that_is_not_there_is_refused():
+    machine = runtime.detect(False, precision="fp32")
+    for changes, message in (
+        ("hardware.device=cuda", r"hardware.device='cuda': this run is on .*choose that runtime"),
+        ("hardware.tpu_cores=8", "hardware.tpu_cores=8: the machine has 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            GraphParameters(changes=changes, base_model="sample").configuration(machine)
 
 
 def test_the_batch_is_micro_batch_by_accumulation_by_devices():
     sizes = {"training_data.micro_batch_size": 4, "run.gradient_accumulation_steps": 3}
     assert override(read_configuration("rtx3050"), sizes).batch_size(2) == 24
-    with pytest.raises(ValueError, match=r"hardware.tpu_cores=8: the machine has 4"):
-        override(read_configuration("rtx3050"), {"hardware.tpu_cores": 8}).batch_size(4)
 
 
 def test_keys_of_the_optimizer_reach_the_trainer(corpus, tmp_path):
