@@ -10,6 +10,5 @@ LEGAL = {
     "max_steps": STEPS,
     "batch_size": 4,
     "learning_rate": 0.01,
-    "logging_steps": 1,
     "save_steps": STEPS // 2,
 }

@@ -71,7 +71,6 @@ def main(output_dir: str, options: dict) -> dict:
         base_model="sample",
         method=options["method"],
         lora_rank=options["rank"],
-        logging_steps=options["logging_steps"],
         save_steps=options["save_steps"],
         seed=1,
     )
@@ -101,9 +100,8 @@ def main(output_dir: str, options: dict) -> dict:
                 counts = xla.counters()
                 transfers.append(int(counts["item_calls"] + counts["host_transfers"]))
 
-    arguments = sft_config(
-        planned, machine, Path(output_dir), length=options["length"], **params.logged() | {"seed": 5}
-    )
+    fields = params.logged() | {"seed": 5, "logging_steps": options["logging_steps"]}
+    arguments = sft_config(planned, machine, Path(output_dir), length=options["length"], **fields)
     taught = Dataset.from_list(rows(options["rows"], options["length"], seed=0, alphabet=options["alphabet"]))
     trainer = LegalTrainer(model, arguments, taught, evaluated, tokenizer, plan=planned, runtime=machine)
     trainer.add_callback(Watch())
