@@ -154,6 +154,9 @@ class TrainerMixin(TrainerCallback):
             source = ranks.broadcast(source)
             if source is None:
                 self._refuse_trained_weights()
+            if ranks.count() > 1 and self.model_wrapped is self.model:
+                # accelerate marks a model at its first evaluation. A marked one is never wrapped, and each process would train its own.
+                vars(self.model).pop("_is_accelerate_prepared", None)
             self.resumed_from = source and checkpoint.step_of(source)
             while True:
                 self._counts = self._counts_of(source) if source else {}
