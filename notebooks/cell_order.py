@@ -13,37 +13,54 @@ from helpers.notebook.order import METHOD, names
 
 TITLE = re.compile(r"# @title ([^{\n]+)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+BOUND = ("STORE_NAME", "DELETE_NAME")
 
 
 def table(cells: list[NotebookNode], package: str) -> list[list]:
-    """For every code cell but the setup its heading, the names that it makes, and the places of the cells that make what it needs.
+    """For every code cell but the setup what helpers/notebook/order.py calls a `Cell`.
 
     package: of the method's room. Its name stands for the modules that `run.use_method()` imports anew: that cell makes them, and every
     later cell that imports from the package needs them. What is imported from elsewhere is the same under all settings, and counts
-    neither as made nor as needed. A cell that calls `globals()` needs all that was made before. `trainer.train()` makes the trainer.
+    neither as made nor as needed. A cell that calls `globals()` needs all that was made before. `trainer.train()` makes the trainer
+    and the `model`.
     """
     rows: list[list] = []
     maker: dict[str, int] = {}  # the last cell so far that makes a name
+    needed: list[dict[str, int]] = []  # of each cell: names, and who makes them
     for title, tags, source in _code(cells):
-        if "method" in tags:
-            needs, makes = {"run"}, {METHOD}
-        else:
-            tree = ast.parse(source)
-            needs, makes = _reads(compile(tree, title, "exec")), names(tree)[1]
-            elsewhere = _imported_elsewhere(tree, package)
-            makes = makes - elsewhere | _trained(tree)
-            needs -= elsewhere
-            if "globals" in needs:
-                needs |= maker.keys()
-            if any(node.attr == "use_method" for node in ast.walk(tree) if isinstance(node, ast.Attribute)):
-                needs.add(METHOD)
-                makes.add(package)
-            elif any(name.startswith(package) for name in imports(tree, "")):
-                needs.add(package)
-        makes = {name for name in makes if not name.startswith("_")}
-        rows.append([title, sorted(makes), sorted({maker[name] for name in needs & maker.keys()})])
-        maker |= dict.fromkeys(makes, len(rows) - 1)
+        place = len(rows)
+        needs, makes, taken = _method_cell() if "method" in tags else _cell(title, ast.parse(source), package)
+        if "globals" in needs:
+            needs |= maker.keys()
+        needed.append({name: maker[name] for name in sorted(needs & maker.keys())})
+        for earlier in range(place):
+            spoiled = {needed[earlier][name] for name in taken & needed[earlier].keys()}
+            rows[earlier][3] += [[place, whose] for whose in sorted(spoiled)]
+        rows.append([title, sorted(makes), sorted({*needed[place].values()}), []])
+        maker |= dict.fromkeys(makes, place)
     return rows
+
+
+def _method_cell() -> tuple[set[str], set[str], set[str]]:
+    return {"run"}, {METHOD}, set()
+
+
+def _cell(title: str, tree: ast.Module, package: str) -> tuple[set[str], set[str], set[str]]:
+    """Names that a cell needs, those that it makes, and those among them that it binds or trains."""
+    needs, makes = _reads(compile(tree, title, "exec")), names(tree)[1]
+    elsewhere = _imported(tree, package)
+    needs -= elsewhere
+    trained = _trained(tree)
+    taken = {
+        step.argval for step in dis.get_instructions(compile(tree, title, "exec")) if step.opname in BOUND
+    } | trained
+    makes = {name for name in makes - elsewhere | trained if not name.startswith("_")}
+    if any(node.attr == "use_method" for node in ast.walk(tree) if isinstance(node, ast.Attribute)):
+        needs.add(METHOD)
+        makes.add(package)
+    elif any(name.startswith(package) for name in imports(tree, "")):
+        needs.add(package)
+    return needs, makes, taken - _imported(tree)
 
 
 def _code(cells: list[NotebookNode]) -> Iterator[tuple[str, list[str], str]]:
@@ -73,21 +90,29 @@ def _reads(code: CodeType) -> set[str]:
     return reads | later - makes
 
 
-def _imported_elsewhere(tree: ast.Module, package: str) -> set[str]:
-    """Names that imports bind to what is not of the package."""
+def _imported(tree: ast.Module, package: str = "") -> set[str]:
+    """Names that imports bind, but for imports from the package."""
     bound = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             for alias in node.names:
-                if not f"{getattr(node, 'module', alias.name)}.{alias.name}".startswith(package):
+                origin = f"{getattr(node, 'module', alias.name)}.{alias.name}"
+                if not package or not origin.startswith(package):
                     bound.add(alias.asname or alias.name.partition(".")[0])
     return bound
 
 
 def _trained(tree: ast.Module) -> set[str]:
-    """Names of the objects whose `train` is called."""
+    """Names of the objects that are trained: `name.train(...)`, `train(name, ...)`."""
     trained = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "train":
-            trained |= {part.id for part in ast.walk(node.func) if isinstance(part, ast.Name)}
-    return trained
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "train":
+            subject = node.func
+        elif isinstance(node.func, ast.Name) and node.func.id == "train" and node.args:
+            subject = node.args[0]
+        else:
+            continue
+        trained |= {part.id for part in ast.walk(subject) if isinstance(part, ast.Name)}
+    return trained | ({"model"} if trained else set())

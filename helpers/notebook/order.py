@@ -25,11 +25,16 @@ class OutOfOrder(InputRejected):
 
 
 class Cell(NamedTuple):
-    """A cell of the notebook as it was built: its heading, the names that it makes, the places of the cells that make what it needs."""
+    """A cell of the notebook as it was built.
+
+    makes: names. makers: places of the cells that make what it needs. spoilers: places of later cells that take or train what it
+    needs, each with the place of the cell that makes it.
+    """
 
     title: str
     makes: set[str]
     makers: set[int]
+    spoilers: list[tuple[int, int]]
 
 
 class Run(NamedTuple):
@@ -60,13 +65,15 @@ def names(tree: ast.Module) -> tuple[set[str], set[str]]:
 class Order:
     """An AST transformer of IPython, which may refuse a cell.
 
-    ran: the cells that count, in the order of their last run, by place; those of the reader's own by their code.
+    ran: the cells that count, in the order of their last run, by place; those of the reader's own by their code. begun: how many
+    cells were begun when that at a place was.
     """
 
     def __init__(self, shell, cells: list):
         self.variables = shell.user_ns
-        self.cells = [Cell(title, {*makes}, {*makers}) for title, makes, makers in cells]
+        self.cells = [Cell(title, {*makes}, {*makers}, spoilers) for title, makes, makers, spoilers in cells]
         self.ran: dict[int | str, Run] = {}
+        self.begun: dict[int | None, int] = {}
         self.running: Run | None = None
 
     def visit(self, tree: ast.AST) -> ast.AST:
@@ -75,9 +82,16 @@ class Order:
             return tree
         needs, makes = names(tree)
         place = self._place(makes)
-        makers = self._makers(needs - self.variables.keys()) if place is None else self.cells[place].makers
-        self._check(needs, makers)
+        if place is None:
+            missing = self._first_makers(needs - self.variables.keys()) - self.ran.keys()
+        else:
+            missing = self.cells[place].makers - self.ran.keys()
+            for spoiler, maker in self.cells[place].spoilers:
+                if self.begun.get(spoiler, 0) > self.begun.get(maker, 0):
+                    missing.add(maker)
+        self._refuse(needs, missing)
         self.ran.pop(place, None)
+        self.begun[place] = sum(self.begun.values()) + 1
         self._forget(self._makers(makes) if place is None else {place}, needs)
         self.running = Run(ast.unparse(tree), needs, makes, place)
         return tree
@@ -86,18 +100,24 @@ class Order:
         """After a cell."""
         run, self.running = self.running, None
         if run and result.success:
-            for place in self._makers(run.makes - self.variables.keys()):  # of names that the cell deleted
-                self.ran.pop(place, None)
             key = run.code if run.place is None else run.place
             self.ran.pop(key, None)
             self.ran[key] = run
         elif isinstance(result.error_in_exec, NameError):  # in a function of another cell
             name = {result.error_in_exec.name}
-            self._check(name, self._makers(name))
+            self._refuse(name, self._first_makers(name) - self.ran.keys())
 
-    def _check(self, needs: set[str], makers: set[int]) -> None:
-        """Raises OutOfOrder if one of these cells has not run, or one that it needs."""
-        missing = makers - self.ran.keys()
+    def code(self) -> list[str]:
+        """The running cell's code, after that of the cells which it needs, directly or not, and of the reader's own, as they ran."""
+        needed = {self.running.place}
+        for place in reversed(range(len(self.cells))):
+            if place in needed:
+                needed |= self.cells[place].makers
+        runs = [run for run in self.ran.values() if run.place is None or run.place in needed]
+        return [run.code for run in [*runs, self.running]]
+
+    def _refuse(self, needs: set[str], missing: set[int]) -> None:
+        """Raises OutOfOrder if cells are missing."""
         if not missing:
             return
         names = ", ".join(sorted(name for name in needs if self._makers({name}) & missing))
@@ -111,22 +131,30 @@ class Order:
         )
 
     def _place(self, makes: set[str]) -> int | None:
-        """The place of the notebook's cell that makes most of these names, if they are half of its own."""
-        shared = [(len(makes & cell.makes), -len(cell.makes)) for cell in self.cells]
-        count, size = max(shared)
-        return shared.index((count, size)) if count and 2 * count + size >= 0 else None
+        """The place of the notebook's cell that makes most of these names, if they are half of its own: all of the parameters."""
+        best, found = (1, -1_000), None
+        for place, cell in enumerate(self.cells):
+            shared = len(makes & cell.makes)
+            enough = len(cell.makes) / (2 if cell.makers else 1)
+            if shared >= enough and (shared, -len(cell.makes)) > best:
+                best, found = (shared, -len(cell.makes)), place
+        return found
 
     def _makers(self, names: set[str]) -> set[int]:
         return {place for place, cell in enumerate(self.cells) if names & cell.makes}
 
+    def _first_makers(self, names: set[str]) -> set[int]:
+        return {min(self._makers({name}), default=-1) for name in names} - {-1}
+
     def _forget(self, touched: set[int], needs: set[str]) -> None:
         """Takes out what was made of what the touched cells make. What these make themselves goes where they count no more."""
-        stale = set(touched)
+        stale, gone = set(touched), set()
         for place, cell in enumerate(self.cells):
             if cell.makers & stale:
                 stale.add(place)
                 self.ran.pop(place, None)
-        gone = set().union(*(self.cells[place].makes for place in stale)) - needs
+            if place in stale:
+                gone |= cell.makes - needs
         for name in gone:
             if not self._makers({name}) & self.ran.keys():
                 self.variables.pop(name, None)
@@ -135,11 +163,15 @@ class Order:
                 del self.ran[key]
 
 
+watching: Order | None = None
+
+
 def watch(shell, cells: list) -> None:
     """Watches the cells of this notebook, and those of no other that ran in this kernel."""
-    for order in [known for known in shell.ast_transformers if hasattr(known, "ran")]:
-        shell.ast_transformers.remove(order)
-        shell.events.unregister("post_run_cell", order.finish)
-    order = Order(shell, cells)
-    shell.ast_transformers.append(order)
-    shell.events.register("post_run_cell", order.finish)
+    global watching
+    for former in [known for known in shell.ast_transformers if hasattr(known, "ran")]:
+        shell.ast_transformers.remove(former)
+        shell.events.unregister("post_run_cell", former.finish)
+    watching = Order(shell, cells)
+    shell.ast_transformers.append(watching)
+    shell.events.register("post_run_cell", watching.finish)
