@@ -269,6 +269,14 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
             vars(base_of(self.model)).pop("forward", None)
             self.model_accepts_loss_kwargs = True  # asks transformers to count the labels of a whole step
         self._labels_a_batch = 1.0
+        # Another loss than the mean over the labels is TRL's own.
+        asked = self.compute_loss_func is not None or self.label_smoother is not None or args.loss_type != "nll"
+        if asked and on_xla:
+            raise ValueError(
+                f"label_smoothing_factor={args.label_smoothing_factor}, loss_type={args.loss_type!r} or compute_loss_func: a TPU "
+                "computes the plain loss of the labels in tiles. Leave the three as they are, or set use_tpu=False"
+            )
+        self._stock_loss = asked
 
     def _prepare_dataset(self, dataset, processing_class, args, packing, formatting_func, dataset_name):
         """TRL's rows, then empty rows that fill the last step and the last evaluation batch, so that all batches have one shape."""
@@ -280,7 +288,7 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         return concatenate_datasets([rows, Dataset.from_dict(empty, features=rows.features)])
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        if self.runtime.family not in ("cpu", "xla"):
+        if self._stock_loss or self.runtime.family not in ("cpu", "xla"):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         on_xla = self.runtime.family == "xla"
         summed = tiled_loss(model, inputs, self.runtime.device_count) if on_xla else labelled_loss(model, inputs)

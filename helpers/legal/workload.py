@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -12,27 +14,32 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
+import helpers
 from helpers.batch import processes
 from helpers.machine import ranks
-from helpers.machine.runtime import Runtime, detect
+from helpers.machine.runtime import Runtime
+from helpers.notebook import order
 from helpers.plan import settings as planner
 from helpers.plan.settings import DoesNotFit, Plan, Recipe
 from helpers.plan.workloads import Asked, Workload
 from helpers.run import run_folder
 
-from .data import Records, load_records
+from .data import Records
 from .evaluation import ask_the_most, most_tokens
-from .model import NO_TPU, QWEN, apply_lora, frozen_dtype, load_model
+from .model import NO_TPU, QWEN, apply_lora, frozen_dtype
 from .packing import BLOCK, FixedBlocks, count_blocks
 from .parameters import NOTEBOOK, LegalParameters, recipe
-from .training import IGNORED, TILE_TOKENS, ChatTemplate, LegalTrainer, encode, sft_config, tiled_loss
+from .training import IGNORED, TILE_TOKENS, LegalTrainer, tiled_loss
 
 __all__ = ["NOTEBOOK", "planned"]
 
 RECORDS, BLOCKS_A_RECORD = 1_852, 0.72  # rzeraat/law; packed into blocks of 1,000 tokens in the public run on it
 FUSED_TOKENS = 128  # counted so, a step took 0.95 and 0.96 of it on an H200 (docs/gpu.md)
 BITS = 4.127  # a weight in NF4 with double quantisation (Dettmers et al. 2023, section 3)
-MEASURED_FILE = "measured.json"  # what processes that a notebook started have measured
+CELLS_FILE, MEASURED_FILE = (
+    "cells.json",
+    "measured.json",
+)  # what processes that a notebook starts run, and what they measured
 QWEN_HALF_B = {  # Qwen/Qwen2.5-0.5B-Instruct config.json
     "vocab_size": 151_936,
     "hidden_size": 896,
@@ -97,37 +104,34 @@ def plan_of(
 def train(trainer: LegalTrainer, params: LegalParameters) -> dict[str, Any]:
     """Trains, here or in as many processes as the machine counts GPUs, and returns what was measured (`trainer.results`).
 
-    Processes that a notebook starts build data and model anew from `params`, as it did, and write the checkpoints into the
-    same folder; `trainer` then has the weights of the best evaluation as if it had trained itself.
+    For several processes the code of this cell, and of those above which it needs, is written to `cells.json` in the folder of the
+    run, as the cells were run, edits and cells of your own included. Each process runs it and takes its share of every batch.
+    `trainer` then has the weights of the best evaluation as if it had trained itself.
     """
     count, folder = trainer.runtime.device_count, Path(trainer.args.output_dir)
     if trainer.runtime.kind == "xla" or count == ranks.count():
         trainer.train(resume_from_checkpoint=params.resume)
+        if count > 1 and ranks.is_main():
+            run_folder.write_json(folder / MEASURED_FILE, trainer.results())
         return trainer.results()
     trainer.model.to("cpu")  # the first process needs the memory
     torch.cuda.empty_cache()
-    told = params.model_copy(update={"output_dir": str(folder)})
-    processes.call(f"{__name__}:train_together", {"parameters": json.dumps(told.model_dump())}, count)
+    cells = {"shown": helpers.shown, "payload": helpers.payload_sha256, "code": order.watching.code()}
+    run_folder.write_json(folder / CELLS_FILE, cells)
+    processes.call(f"{__name__}:run_cells", {"file": str(folder / CELLS_FILE)}, count)
     trainer.model.to(trainer.args.device)
     trainer.train(resume_from_checkpoint=True)
     return json.loads((folder / MEASURED_FILE).read_text(encoding="utf-8"))
 
 
-def train_together(parameters: str) -> None:
-    """What each process does that `train` starts: the run of these parameters in JSON, its share of every batch."""
-    params = LegalParameters(**json.loads(parameters))
-    machine, folder = detect(False, params.precision), Path(params.output_dir)
-    model, tokenizer = load_model(params, machine)
-    template, records = ChatTemplate(tokenizer), load_records(params.data_source, seed=params.seed)
-    reads = model.config.get_text_config().max_position_embeddings
-    rows, records, length = encode(records, template, max_length=params.max_length, learn=params.learn, reads=reads)
-    planned, _, block = plan_of(model, rows, records, length, params, machine)
-    arguments = sft_config(planned, machine, folder, length=block, **params.logged())
-    mixin = {"plan": planned, "runtime": machine, "max_hours": params.max_hours}
-    trainer = LegalTrainer(model, arguments, rows["train"], rows["validation"], tokenizer, **mixin)
-    trainer.train(resume_from_checkpoint=params.resume)
-    if ranks.is_main():
-        run_folder.write_json(folder / MEASURED_FILE, trainer.results())
+def run_cells(file: str) -> None:
+    """What each process does that `train` starts. What the cells above the last one print was shown before."""
+    cells = json.loads(Path(file).read_text(encoding="utf-8"))
+    helpers.shown, helpers.payload_sha256 = cells["shown"], cells["payload"]
+    *above, last = cells["code"]
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        list(processes.run_cells(above))
+    list(processes.run_cells([last]))
 
 
 def workload(model, name: str, length: int, method: str, kind: str = "cpu", **asked: Any) -> Workload:

@@ -118,9 +118,7 @@ class RunFolder:
         if not getattr(helpers, "shown", None):
             return None
         module, _ = method.shown()
-        file = Path(tempfile.mkdtemp(prefix="method-")) / f"{module.rpartition('.')[2]}.py"
-        method.write_silently(file)
-        return file
+        return Path(tempfile.mkdtemp(prefix="method-")) / f"{module.rpartition('.')[2]}.py"
 
     def use_method(self) -> None:
         """Imports the notebook's method from the file that its cell wrote, which becomes a part of this run.

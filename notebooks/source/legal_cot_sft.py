@@ -192,8 +192,9 @@ print(before["samples"][0]["text"])
 # %% [markdown] tags=["gpu"]
 # ## Train
 #
-# Evaluations and checkpoints come every `save_steps` steps; the weights of the best evaluation are loaded at the end. The tables
-# say what the run cost, measured. Padding is not counted as useful tokens; the model FLOPs utilisation leaves recomputation out.
+# Evaluations and checkpoints come every `save_steps` steps; the weights of the best evaluation are loaded at the end. With
+# `num_processes` of more than 1, each process runs the cells that the trainer needs and this one, as you ran them here, edits
+# included, and takes its share of every batch. The tables say what the run cost, measured. Padding is not counted as useful tokens; the model FLOPs utilisation leaves recomputation out.
 
 # %% [markdown] tags=["tpu"]
 # ## Train
@@ -295,7 +296,7 @@ tasks = ""  # @param {type:"string"}
 if tasks:
     import lm_eval
 
-    trainer = model = step = None  # whose memory the models that are asked now need
+    trainer.model.to("cpu")  # its memory is for the models that are asked now
     whole = exported / "merged" if (exported / "merged").is_dir() else exported
     for folder in (params.base_model, str(whole)):
         outside = lm_eval.simple_evaluate("hf", {"pretrained": folder}, tasks.split(","), apply_chat_template=True)
