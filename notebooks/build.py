@@ -256,7 +256,7 @@ def setup_cell(
         "REQUIREMENTS": '"""\n' + "\n".join(requirement_lines(names, twin, where)) + '\n"""',
         "SHA256": f'"{hashlib.sha256(packed(files)).hexdigest()}"',
         "SHOWN": json.dumps({file: method.digest(content.decode()) for file, content in shown.items()}),
-        "CELLS": json.dumps(table, ensure_ascii=False),
+        "CELLS": f'r"""{json.dumps(table, ensure_ascii=False)}"""',
         "PAYLOAD": f'"{payload(files)}"',
     }
     _, _, code = (NOTEBOOKS / "setup_cell.py").read_text(encoding="utf-8").split('"""', 2)

@@ -8,7 +8,7 @@ import importlib
 REQUIREMENTS = ""
 SHA256 = ""
 SHOWN = {}
-CELLS = []
+CELLS = ""
 PAYLOAD = ""
 
 try:

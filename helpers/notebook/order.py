@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import dis
+import json
 from typing import NamedTuple
 
 from IPython.core.error import InputRejected
@@ -166,12 +167,12 @@ class Order:
 watching: Order | None = None
 
 
-def watch(shell, cells: list) -> None:
-    """Watches the cells of this notebook, and those of no other that ran in this kernel."""
+def watch(shell, cells: str) -> None:
+    """Watches the cells of this notebook (JSON: the fields of each), and those of no other that ran in this kernel."""
     global watching
     for former in [known for known in shell.ast_transformers if hasattr(known, "ran")]:
         shell.ast_transformers.remove(former)
         shell.events.unregister("post_run_cell", former.finish)
-    watching = Order(shell, cells)
+    watching = Order(shell, json.loads(cells))
     shell.ast_transformers.append(watching)
     shell.events.register("post_run_cell", watching.finish)
