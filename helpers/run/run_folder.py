@@ -65,6 +65,7 @@ class RunFolder:
         tracking.say(f"output_dir: the run {begins}")
         if not params.keep_in:
             mirror.warn(path)
+        tracking.hide_bars()
         return run
 
     def _take(self, ours: dict[str, Any]) -> None:

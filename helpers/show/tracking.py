@@ -43,15 +43,13 @@ def wandb_mode() -> tuple[str | None, str]:
     if secrets.provide("WANDB_API_KEY") or _has_login(server):
         return None, ""
     return "offline", (
-        f" (report_to='wandb', but there is no WANDB_API_KEY among the secrets of Colab or Kaggle or in the environment, and "
-        f"no `wandb login` for {server})"
+        f" (no WANDB_API_KEY among the secrets or in the environment, and no `wandb login` for {server})"
     )
 
 
 def _has_login(server: str) -> bool:
     """Whether `wandb login` has noted a key for the server."""
-    home = Path.home()
-    for file in (os.environ.get("NETRC"), home / ".netrc", home / "_netrc"):
-        with contextlib.suppress(OSError, TypeError, netrc.NetrcParseError):  # no such file; no NETRC
-            return netrc.netrc(file).authenticators(urlsplit(server).netloc) is not None
+    file = os.environ.get("NETRC") or Path.home() / ".netrc"
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
+        return netrc.netrc(file).authenticators(urlsplit(server).netloc) is not None
     return False
