@@ -60,14 +60,15 @@ def test_an_owner_on_another_machine_that_is_silent_is_replaced_after_a_while(tm
         "filelock/2\npid=7\nhost=elsewhere\nmode=lease\ntoken=t\nduration=6.0\n"
     )
     folder_lock.own(tmp_path)
-    assert "process 7 on elsewhere is silent: this process goes on with its run" in capsys.readouterr().out
+    assert "elsewhere is silent: this process goes on with its run" in capsys.readouterr().out
     folder_lock.release(tmp_path)
 
 
-def test_an_owner_on_another_machine_is_left_alone_at_its_first_sign_of_life(tmp_path, monkeypatch):
+@pytest.mark.parametrize("host", ["elsewhere", socket.gethostname()])  # machines may share a name
+def test_an_owner_on_another_machine_is_left_alone_at_its_first_sign_of_life(tmp_path, monkeypatch, host):
     monkeypatch.setattr(folder_lock, "SILENCE", 3600.0)  # whoever waited for its end would not return
     lock, ended = tmp_path / folder_lock.LOCK_FILE, threading.Event()
-    lock.write_text("filelock/2\npid=7\nhost=elsewhere\nmode=lease\ntoken=t\nduration=3600.0\n")
+    lock.write_text(f"filelock/2\npid=99999999\nhost={host}\nmode=lease\ntoken=t\nduration=3600.0\n")
 
     def live() -> None:
         while not ended.wait(0.2):
@@ -75,7 +76,7 @@ def test_an_owner_on_another_machine_is_left_alone_at_its_first_sign_of_life(tmp
 
     living = threading.Thread(target=live)
     living.start()
-    with pytest.raises(folder_lock.FolderTaken, match="process 7 on elsewhere"):
+    with pytest.raises(folder_lock.FolderTaken, match=f"process 99999999 on {host}"):
         folder_lock.own(tmp_path)
     ended.set()
     living.join()
@@ -85,6 +86,32 @@ def test_the_owner_comes_back_as_often_as_it_likes_and_leaves_nothing_at_its_end
     own = "import sys; from helpers.run import folder_lock; folder_lock.own(sys.argv[1]); folder_lock.own(sys.argv[1])"
     subprocess.run([sys.executable, "-c", own, str(tmp_path)], cwd=ROOT, check=True)
     assert not (tmp_path / folder_lock.LOCK_FILE).exists()
+
+
+def test_a_disk_that_was_away_costs_its_owner_nothing_and_one_that_stays_away_is_named(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    folder_lock.own(path)
+    (path / "run.json").touch()
+    folder_lock._leases[path].release(force=True)  # as the heartbeat does that found no disk
+    (path / folder_lock.LOCK_FILE).write_text(
+        f"filelock/2\npid={os.getpid()}\nhost={socket.gethostname()}\nmode=lease\ntoken=t\nduration=120.0\n"
+    )
+    folder_lock.check(path)
+    path.rename(tmp_path / "moved")
+    with pytest.raises(FileNotFoundError):
+        folder_lock.check(path)
+    folder_lock.release(path)
+
+
+def test_the_time_of_a_session_counts_from_the_claim_of_the_run_and_begins_anew_when_it_was_over(tmp_path):
+    folder_lock.own(tmp_path)
+    claimed = folder_lock.session_began(tmp_path)
+    with folder_lock.owned(tmp_path / "llama") as since:  # a second model of the run
+        assert since == claimed
+        folder_lock.session_began(tmp_path / "llama", anew=True)
+    assert folder_lock.session_began(tmp_path) > claimed
+    folder_lock.release(tmp_path)
 
 
 def test_who_was_taken_over_while_suspended_may_not_write(tmp_path):

@@ -63,10 +63,14 @@ def listed(output_dir: Path | str, prefix: str = "") -> list[Path]:
     return sorted(named, key=step_of, reverse=True)
 
 
-def renamed(output_dir: Path | str) -> list[Path]:
-    """Checkpoints under another name than checkpoint-N."""
-    others = [path for path in _folders(output_dir) if not re.fullmatch(rf"\..*|({DAMAGED})?checkpoint-\d+", path.name)]
-    return [path for path in others if (path / MANIFEST).is_file() and (path / TRAINER_STATE_NAME).is_file()]
+def renamed(output_dir: Path | str) -> dict[Path, int]:
+    """Checkpoints under another name than checkpoint-N, and their steps."""
+    steps = {}
+    for path in _folders(output_dir):
+        state = disk.read_json(path / TRAINER_STATE_NAME) if (path / MANIFEST).is_file() else None
+        if isinstance(state, dict) and not re.fullmatch(rf"\..*|({DAMAGED})?checkpoint-\d+", path.name):
+            steps[path] = state.get("global_step", 0)
+    return steps
 
 
 def _folders(output_dir: Path | str) -> list[Path]:

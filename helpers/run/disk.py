@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,10 @@ import pydantic_core
 from helpers.parameters import DRIVE
 
 COLAB_DRIVE = Path("/content/drive")
-PLACES_OF_MOUNTS = ("/mnt", "/media", "/run/media", "/Volumes")
 REMOVED = ".removed-"
 GIB = 2**30
 
-_mounts: set[Path] = set()  # where this process has seen a disk
+_mounts = {COLAB_DRIVE}  # where a disk is to be expected
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -100,48 +100,33 @@ def sweep(parent: Path, truncate: bool = False) -> None:
 
 def require_room(folder: Path | str, needed: int, purpose: str) -> None:
     """Raises OSError, with the number that is missing, unless the disk of `folder` has `needed` bytes free."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
+    missing = needed - shutil.disk_usage(folder).free
+    if missing > 0:
         raise OSError(
             errno.ENOSPC,
-            f"{purpose} needs {needed / GIB:.2f} GiB in {str(folder)!r}, and {free / GIB:.2f} GiB are free: "
-            f"{(needed - free) / GIB:.2f} GiB are missing",
+            f"{purpose} needs {needed / GIB:.3f} GiB more in {str(folder)!r}, and {missing / GIB:.3f} GiB are missing",
         )
 
 
 def require_mount(name: str, path: Path) -> None:
-    """Raises ValueError if `path` lies where a disk should be mounted and none is: its files would go elsewhere."""
-    missing = [place for place in _places_of_disks(path) if not is_mount(place)]
-    _mounts.update(folder for folder in path.parents if is_mount(folder))
-    if missing:
-        remedy = f"Set keep_in={DRIVE!r}, which mounts it" if missing[0] == COLAB_DRIVE else "Mount the disk"
-        raise ValueError(
-            f"{name}={str(path)!r}: no disk is mounted at {missing[0]}. Files would go to this machine's own disk, and a run on the "
-            f"other disk would not be found; nothing was touched. {remedy}, or set {name} to another folder"
-        )
+    """Raises ValueError if `path` lies where a disk should be mounted and none is: its files would go elsewhere.
+
+    Disks are expected at Colab's place, at those of /etc/fstab, and where this process has seen one.
+    """
+    with contextlib.suppress(OSError):
+        declared = re.findall(r"^[^#\s]\S*\s+(/\S+)", Path("/etc/fstab").read_text(encoding="utf-8"), re.MULTILINE)
+        _mounts.update(map(Path, declared))
+    for folder in (path, *path.parents):
+        if is_mount(folder):
+            _mounts.add(folder)
+        elif folder in _mounts:
+            remedy = f"set keep_in={DRIVE!r}, which mounts it" if folder == COLAB_DRIVE else "mount it"
+            raise ValueError(
+                f"{name}={str(path)!r}: no disk is mounted at {folder}, and a run that is on it would not be found; nothing was touched: "
+                f"{remedy}, or set {name} to another folder"
+            )
 
 
 def is_mount(place: Path) -> bool:
     """Whether a disk is mounted there; a part of the same disk counts, which `os.path.ismount` does not see."""
     return os.path.ismount(place) or str(place) in {disk.mountpoint for disk in psutil.disk_partitions(all=True)}
-
-
-def _places_of_disks(path: Path) -> list[Path]:
-    """The folders among `path` and those above it at which a disk is to be expected."""
-    above = [path, *path.parents]
-    expected = {COLAB_DRIVE, *_mounts, *_declared_mounts()}
-    places = [folder for folder in above if folder in expected]
-    for folder in above:
-        if str(folder.parent) in PLACES_OF_MOUNTS and folder.is_dir() and not any(folder.iterdir()):
-            places.append(folder)  # an empty folder made for a disk
-    return places
-
-
-def _declared_mounts() -> list[Path]:
-    """The places of /etc/fstab."""
-    try:
-        lines = Path("/etc/fstab").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    fields = [line.split() for line in lines if not line.lstrip().startswith("#")]
-    return [Path(words[1]) for words in fields if len(words) > 2 and words[1] not in ("/", "none", "swap")]

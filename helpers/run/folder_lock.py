@@ -55,14 +55,14 @@ def own(output_dir: Path | str, name: str = "output_dir") -> None:
     held = _leases.get(path)
     if held and held.compromise is None and held.is_lock_held_by_us:
         return
-    beats = {"lease_duration": SILENCE, "heartbeat_interval": HEARTBEAT}
-    lease = SoftFileLease(path / LOCK_FILE, **beats, thread_local=False)
+    lease = SoftFileLease(path / LOCK_FILE, lease_duration=SILENCE, heartbeat_interval=HEARTBEAT, thread_local=False)
     owner, this = lease.owner, _this_process()
-    if owner and _on_this_machine(owner) and owner.pid in {parent.pid for parent in psutil.Process().parents()}:
+    here = owner and owner.hostname == this.hostname and _is_decided_here(owner)
+    if here and owner.pid in {parent.pid for parent in psutil.Process().parents()}:
         return  # a notebook's kernel, which waits for the processes that it launched
-    if owner and owner == this._replace(token=owner.token, lease_duration=owner.lease_duration):
+    if here and owner.pid == this.pid:
         (path / LOCK_FILE).unlink(missing_ok=True)
-    elif not (owner and (_on_this_machine(owner) or _lives_under_this_name(owner))):
+    elif not here:
         _wait_for_silence(path, name, owner)
     try:
         lease.acquire(timeout=3)  # seconds: enough for an owner that is known to be dead, also on a busy machine
@@ -73,19 +73,10 @@ def own(output_dir: Path | str, name: str = "output_dir") -> None:
     atexit.register(lease.release, force=True)
 
 
-def _on_this_machine(owner) -> bool:
-    """Whether the owner ran on this machine since its last start; machines may share a name."""
-    this = _this_process()
-    return (
-        owner.hostname == this.hostname
-        and None not in (owner.start, this.start)
-        and owner.start >> 64 == this.start >> 64
-    )
-
-
-def _lives_under_this_name(owner) -> bool:
-    """Whether a process of that number lives here, of which nothing says that it is another one."""
-    return owner.hostname == _this_process().hostname and owner.start is None and psutil.pid_exists(owner.pid)
+def _is_decided_here(owner) -> bool:
+    """Whether an owner with the name of this machine ran on it since its last start, as others may have its name, or lives here."""
+    boot = _this_process().start >> 64
+    return owner.start >> 64 == boot if owner.start else psutil.pid_exists(owner.pid)
 
 
 def _taken(path: Path, name: str, owner) -> FolderTaken:
@@ -100,17 +91,16 @@ def _wait_for_silence(path: Path, name: str, owner) -> None:
     """Returns when an owner on another machine has given no sign of life for `SILENCE` seconds. Raises FolderTaken at one."""
     lock = path / LOCK_FILE
     first = _heartbeat(lock)
-    if first is None:
-        return
-    if lock.stat().st_size:  # else whoever made it died before it wrote its name
-        who = f"process {owner.pid} on {owner.hostname}" if owner else "another process"
-        tracking.say(f"{name}={str(path)!r} belongs to {who}: waiting up to {SILENCE:.0f} s for a sign of life")
+    if owner and first:  # without a name its maker died before it wrote one
+        tracking.say(
+            f"{name}={str(path)!r} is in use on {owner.hostname}: waiting up to {SILENCE:.0f} s for a sign of life"
+        )
         deadline = time.monotonic() + SILENCE
         while _heartbeat(lock) == first and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
         if _heartbeat(lock) not in (first, None):
             raise _taken(path, name, owner)
-        tracking.say(f"{who} is silent: this process goes on with its run")
+        tracking.say(f"{owner.hostname} is silent: this process goes on with its run")
     lock.unlink(missing_ok=True)
 
 
@@ -124,14 +114,12 @@ def _heartbeat(lock: Path) -> int | None:
 def check(output_dir: Path | str, name: str = "output_dir") -> None:
     """Raises FolderTaken if another process took over our folder, FileNotFoundError if the folder has gone elsewhere."""
     path = Path(output_dir).resolve()
-    if path not in _leases:
-        return
-    if not path.is_dir() or not any(path.iterdir()):
-        raise FileNotFoundError(
-            f"{name}={str(path)!r} was renamed, removed or unmounted since this run began; nothing was written. Put it back, then "
-            "run the cell again"
-        )
-    own(path, name)
+    if path in _leases:
+        if not any(path.iterdir()):
+            raise FileNotFoundError(
+                f"{name}={str(path)!r} was emptied or unmounted since this run began: put it back, then run the cell again"
+            )
+        own(path, name)
 
 
 @contextlib.contextmanager
@@ -148,24 +136,23 @@ def owned(output_dir: Path | str) -> Iterator[float]:
             release(path)
 
 
-def session_began(output_dir: Path | str) -> float:
-    """The `time.monotonic()` at which this process took the folder, or one above it for the run that it belongs to."""
-    path = Path(output_dir).resolve()
-    return min((_began[folder] for folder in (path, *path.parents) if folder in _began), default=time.monotonic())
+def session_began(output_dir: Path | str, anew: bool = False) -> float:
+    """The `time.monotonic()` from which the session in a folder counts: when this process took it, or the run's folder above it.
 
-
-def begin_session_anew(output_dir: Path | str) -> None:
-    """Lets the session count from now: its time was over, and a person goes on."""
+    anew: its time was over and a person goes on, so that it counts from now.
+    """
     path = Path(output_dir).resolve()
-    for folder in {path, *path.parents} & _began.keys():
-        _began[folder] = time.monotonic()
+    now = time.monotonic()
+    taken = [folder for folder in (path, *path.parents) if folder in _began]
+    if anew:
+        _began.update(dict.fromkeys(taken, now))
+    return min((_began[folder] for folder in taken), default=now)
 
 
 def release(output_dir: Path | str) -> None:
     """Gives the folder up."""
     path = Path(output_dir).resolve()
     _began.pop(path, None)
-    lease = _leases.pop(path, None)
-    if lease:
+    if lease := _leases.pop(path, None):
         atexit.unregister(lease.release)
         lease.release(force=True)

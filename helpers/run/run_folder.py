@@ -6,8 +6,10 @@ refused. `sessions.json` records the machine and the code of each part of the ru
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -29,6 +31,9 @@ SESSIONS_FILE = "sessions.json"
 # If one of these differs, a resumed run is not bit for bit the same.
 COMPARED = ("kind", "device", "devices", "precision", "payload", *provenance.LIBRARIES)
 METHOD_FOLDER = "method"
+OF_A_RUN = re.compile(
+    rf"checkpoint-\d+|{UPLOADED}|{METHOD_FOLDER}|figures|\w+\.json"
+)  # what may be there before a step is trained
 RESULTS_SCHEMA = 2
 
 
@@ -60,9 +65,10 @@ class RunFolder:
         path = expanded("output_dir", params.output_dir).absolute()
         run = cls(path, notebook, params)
         run._take({"notebook": notebook, "parameters": identity(params)})
-        steps = [checkpoint.step_of(folder) for folder in checkpoint.listed(path)]
-        begins = f"goes on from step {max(steps)}" if any(steps) else "begins at step 0"
-        tracking.say(f"output_dir: the run {begins}")
+        newest = checkpoint.listed(path)[:1]
+        tracking.say(
+            f"output_dir: the run goes on from {newest[0].name}" if newest else "output_dir: the run begins at step 0"
+        )
         if not params.keep_in:
             mirror.warn(path)
         tracking.hide_bars()
@@ -70,38 +76,31 @@ class RunFolder:
 
     def _take(self, ours: dict[str, Any]) -> None:
         """Makes `path` the folder of the run `ours`, as `claim` says, with what a second place has of it."""
-        path, params = self.path, self.params
-        place = None if self.mirror else mirror.place_of(params.keep_in, path)
-        disk.require_mount("output_dir", path)
-        _prepare("output_dir", path)
-        theirs = _same_run("output_dir", path, ours, params)
-        if place:
-            _prepare("keep_in", place)
-            copied = _same_run("keep_in", place, ours, params)
+        folders = {"output_dir": self.path}
+        if not self.mirror and (place := mirror.place_of(self.params.keep_in, self.path)):
+            folders["keep_in"] = place
+        disk.require_mount("output_dir", self.path)
+        runs = {name: _same_run(name, folder, ours, self.params) for name, folder in folders.items()}
+        if not self.mirror:
             mirror.close_current()
-        folder_lock.own(path)
-        if theirs is None:
-            _forget_untrained(path)
-        if place:
-            folder_lock.own(place, "keep_in")
-            if copied is None:
-                _forget_untrained(place)
-            mirror.restore(place, path)
-            theirs = theirs or copied
-        run = (theirs or {}) | ours
-        if disk.read_json(path / RUN_FILE) != run:
-            write_json(path / RUN_FILE, run)
-        data_source.kept_upload = _upload_of(path) if _progress(path) else None
-        if place:
-            self.mirror = mirror.start(path, place)
+        for name, folder in folders.items():
+            folder_lock.own(folder, name)
+            if runs[name] is None:
+                _forget_untrained(folder)
+        if "keep_in" in folders:
+            mirror.restore(place, self.path)
+        run = (runs["output_dir"] or runs.get("keep_in") or {}) | ours
+        if disk.read_json(self.path / RUN_FILE) != run:
+            write_json(self.path / RUN_FILE, run)
+        data_source.kept_upload = self._upload() if _progress(self.path) else None
+        if "keep_in" in folders:
+            self.mirror = mirror.start(self.path, place)
 
-    def _keep_upload(self) -> None:
-        """Keeps an uploaded file in the run's folder, so that a run which goes on need not ask for it."""
-        if data_source.chosen_upload and not data_source.kept_upload:
-            staging = self.path / f".staging-{UPLOADED}"
-            shutil.rmtree(staging, ignore_errors=True)
-            disk.copy(data_source.chosen_upload, staging / data_source.chosen_upload.name)
-            checkpoint.publish(staging, self.path / UPLOADED)
+    def _upload(self) -> Path | None:
+        """The uploaded file that a run began with, if it is whole."""
+        folder = self.path / UPLOADED
+        files = [file for file in folder.glob("*") if file.name != checkpoint.MANIFEST]
+        return files[0] if files and checkpoint.damage(folder) is None else None
 
     def _leave(self, path: Path) -> None:
         """Gives up a folder that was claimed for a run which goes elsewhere; removes it if the claim is all that it holds."""
@@ -157,9 +156,12 @@ class RunFolder:
         Raises ValueError: the folder holds checkpoints of a run on other data.
         """
         self.source = source
-        if self.params.data_source == UPLOAD:
-            self._keep_upload()
-        run = _run_of(self.path) or {}
+        chosen = data_source.chosen_upload
+        if self.params.data_source == UPLOAD and chosen and not data_source.kept_upload:
+            staging = self.path / f".staging-{UPLOADED}"
+            disk.copy(chosen, staging / chosen.name)
+            checkpoint.publish(staging, self.path / UPLOADED)
+        run = _first_json(self.path, RUN_FILE, dict)
         before = run.get("data")
         if before == source:
             return
@@ -194,72 +196,48 @@ class RunFolder:
         return self.path / RESULTS_FILE
 
 
-def _prepare(name: str, path: Path) -> None:
-    """Makes a folder. Raises PermissionError if it cannot be written."""
+def _same_run(name: str, path: Path, ours: dict[str, Any], params: Parameters) -> dict[str, Any] | None:
+    """What a folder, which is made if need be, says of this run; None if nothing was trained there.
+
+    Raises PermissionError and ValueError as `RunFolder.claim` says; `name` is the parameter of the folder.
+    """
+    elsewhere = f"nothing was touched: set {name} to a new folder (now {str(path)!r})"
     try:
         path.mkdir(parents=True, exist_ok=True)
+        entries = sorted(entry.name for entry in path.iterdir() if not _is_harmless(entry.name))
         if not os.access(path, os.W_OK):
             raise PermissionError("no write permission")
     except OSError as error:
-        raise PermissionError(f"{name}={str(path)!r} cannot be written ({error}); {_elsewhere(name, path)}") from error
-
-
-def _elsewhere(name: str, path: Path) -> str:
-    return f"set {name} to a new folder (now {str(path)!r})"
-
-
-def _same_run(name: str, path: Path, ours: dict[str, Any], params: Parameters) -> dict[str, Any] | None:
-    """What a folder says of this run; {} if there is nothing, None if it holds another run that trained nothing.
-
-    Raises ValueError as `RunFolder.claim` says.
-    """
-    entries = sorted(entry.name for entry in path.iterdir() if not _is_harmless(entry.name))
-    if not entries:
-        return {}
-    elsewhere = _elsewhere(name, path)
-    try:
-        theirs = _run_of(path)
-        differences = _differences(theirs, ours, params) if theirs else []
-    except (OSError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"{name}={str(path)!r} holds a {RUN_FILE} that cannot be read ({error}); nothing was touched: {elsewhere}"
-        ) from error
-    if theirs is None:
-        raise ValueError(
-            f"{name}={str(path)!r} holds files that are no run of this suite, or whose {RUN_FILE} is lost ({', '.join(entries[:4])}"
-            f"{', ...' if len(entries) > 4 else ''}); nothing was touched: {elsewhere}"
-        )
+        raise PermissionError(f"{name}={str(path)!r} cannot be written ({error}); {elsewhere}") from error
     progress = _progress(path)
-    if differences and progress:
+    theirs = _first_json(path, RUN_FILE, dict)
+    if theirs is None and (progress or not all(OF_A_RUN.fullmatch(entry) for entry in entries)):
         raise ValueError(
-            f"{name}={str(path)!r} belongs to another run ({'; '.join(differences)}); nothing was touched: "
-            f"{elsewhere}, or set the parameters back to resume that run"
+            f"{name}={str(path)!r} holds files that are no run of this suite, or one whose {RUN_FILE} is lost "
+            f"({', '.join(entries[:4])}{', ...' if len(entries) > 4 else ''}); {elsewhere}"
         )
-    if not params.resume and progress:
+    differences = _differences(theirs, ours, params) if theirs else []
+    if not progress:
+        return None if differences else theirs
+    if differences:
         raise ValueError(
-            f"resume=False, but {name}={str(path)!r} already holds this run; nothing was touched: "
-            f"set resume=True to continue it, or {elsewhere}"
+            f"{name}={str(path)!r} belongs to another run ({'; '.join(differences)}); {elsewhere}, or set the parameters back to "
+            "resume that run"
         )
-    return None if differences else theirs
-
-
-def _run_of(path: Path) -> dict[str, Any] | None:
-    """What defines the run of a folder: `run.json`, or the copy in a checkpoint if that is lost; None if there is neither."""
-    return _first_json(path, RUN_FILE, dict)
+    if not params.resume:
+        raise ValueError(
+            f"resume=False, but {name}={str(path)!r} already holds this run; set resume=True to continue it; {elsewhere}"
+        )
+    return theirs
 
 
 def _first_json(path: Path, name: str, kind: type) -> Any:
-    failure = None
+    """What a file of a run's folder holds, or its copy in the newest checkpoint if it is lost; None if there is neither."""
     for folder in (path, *checkpoint.listed(path)):
-        try:
+        with contextlib.suppress(OSError):  # the next one may be read
             value = disk.read_json(folder / name)
-        except OSError as error:
-            failure = failure or error
-        else:
-            if isinstance(value, kind):
+            if value and isinstance(value, kind):
                 return value
-    if failure:
-        raise failure
     return None
 
 
@@ -270,19 +248,10 @@ def _forget_untrained(path: Path) -> None:
     (path / SESSIONS_FILE).unlink(missing_ok=True)
 
 
-def _upload_of(path: Path) -> Path | None:
-    """The uploaded file that a run began with, if it is whole."""
-    folder = path / UPLOADED
-    if not folder.is_dir() or checkpoint.damage(folder):
-        return None
-    return next(file for file in folder.iterdir() if file.name != checkpoint.MANIFEST)
-
-
 def _progress(path: Path) -> bool:
     """Whether the folder holds results, or a checkpoint of a step that was trained."""
-    checkpoints = [*checkpoint.listed(path), *checkpoint.listed(path, checkpoint.DAMAGED)]
-    trained = any(checkpoint.step_of(folder) for folder in checkpoints)
-    return trained or (path / RESULTS_FILE).exists() or bool(checkpoint.renamed(path))
+    checkpoints = checkpoint.listed(path) + checkpoint.listed(path, checkpoint.DAMAGED)
+    return any(map(checkpoint.step_of, checkpoints)) or (path / RESULTS_FILE).exists() or bool(checkpoint.renamed(path))
 
 
 def _is_harmless(name: str) -> bool:
@@ -352,7 +321,8 @@ def _differences(theirs: Mapping, ours: Mapping, params: Parameters) -> list[str
     if theirs.get("notebook") != ours["notebook"]:
         return [f"notebook {theirs.get('notebook')!r} there, {ours['notebook']!r} here"]
     fields = type(params).model_fields
-    before, now = theirs.get("parameters", {}), ours["parameters"]
+    before, now = theirs.get("parameters"), ours["parameters"]
+    before = before if isinstance(before, dict) else {}
     found = [
         f"{name}={before.get(name)!r} there, {now.get(name)!r} here"
         for name in sorted({*now, *(before.keys() - fields.keys())})

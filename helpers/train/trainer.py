@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import math
 import pickle
+import random
 import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
 
-import datasets
 import numpy as np
 import torch
 import transformers.trainer
@@ -34,7 +34,6 @@ from helpers.run import checkpoint, disk, folder_lock, run_folder
 from helpers.show import tracking
 from helpers.show.progress import Wandb, progress
 
-from .draws import PlaceSampler, SeededByPlace, seed_generators
 from .interruption import (
     EvaluationOutOfMemory,
     EvaluationStopped,
@@ -100,7 +99,6 @@ class TrainerMixin(TrainerCallback):
         self.messages: list[str] = []
         self._finite, self._loss_scale = FiniteGuard(self.args.device), LossScale()
         self._staging: Path | None = None
-        self._places: PlaceSampler | None = None
         self._counts: dict = {}  # of the checkpoint: the meter's; sum of the losses since a log, step of that log; skipped steps
         self._rescheduled = False
         for callback in (PrinterCallback, ProgressCallback):
@@ -206,7 +204,7 @@ class TrainerMixin(TrainerCallback):
     def _raise_stopped(self):
         step = self.state.global_step
         if self.stops.out_of_time:  # who runs the cell again gets all of max_hours
-            folder_lock.begin_session_anew(self.args.output_dir)
+            folder_lock.session_began(self.args.output_dir, anew=True)
         raise Stopped(
             f"{self.stops.reason} at step {step}: checkpoint-{step} is written and whole. "
             "Run the notebook again with the same output_dir and resume=True to continue from there."
@@ -258,40 +256,32 @@ class TrainerMixin(TrainerCallback):
         checkpoint.sweep(self.args.output_dir)
         if not wanted:
             return None
-        source, problems, refusals = None, {}, []
-        for candidate in checkpoint.listed(self.args.output_dir):
-            problem = checkpoint.damage(candidate)
-            refusal = None if problem else _refusal(candidate)
-            if not (problem or refusal):
+        output_dir, problems, source = self.args.output_dir, {}, None
+        for candidate in checkpoint.listed(output_dir):
+            problem = checkpoint.damage(candidate) or _refusal(candidate)
+            if problem is None:
                 source = candidate
                 break
-            problems[candidate] = problem or refusal
-            refusals += [refusal] if refusal else []
-        self._refuse_to_begin_anew(source, refusals)
-        for candidate, problem in problems.items():
-            self._say(f"skipped {candidate.name}: {problem} (kept as {checkpoint.set_aside(candidate).name})")
+            problems[candidate] = problem
+        first_step = checkpoint.step_of(source) if source else -1
+        for folder, step in checkpoint.renamed(output_dir).items():
+            if step > first_step:
+                raise ValueError(
+                    f"output_dir={output_dir!r}: {folder.name!r} is a checkpoint of step {step} under another name; nothing was touched: "
+                    f"rename it to checkpoint-{step} to continue from it, or move it elsewhere"
+                )
+        if problems and source is None and not any(map(checkpoint.damage, problems)):
+            raise ValueError(
+                f"output_dir={output_dir!r}: its checkpoints are whole, but {next(iter(problems.values()))}; nothing was touched: run with the "
+                "versions that wrote them (sessions.json has them), or set output_dir to a new folder"
+            )
+        for damaged, problem in problems.items():
+            self._say(f"skipped {damaged.name}: {problem} (kept as {checkpoint.set_aside(damaged).name})")
         if source is not None:
             self._say(f"resuming from {source.name}")
         elif problems:
             self._say("no whole checkpoint: starting from step 0")
         return source
-
-    def _refuse_to_begin_anew(self, source: Path | None, refusals: list[str]) -> None:
-        """Raises ValueError if there are checkpoints that a person can make usable, and none newer is."""
-        output_dir, first_step = self.args.output_dir, checkpoint.step_of(source) if source else -1
-        for folder in checkpoint.renamed(output_dir):
-            state = disk.read_json(folder / checkpoint.TRAINER_STATE_NAME)
-            step = state["global_step"] if isinstance(state, dict) else 0
-            if step > first_step:
-                raise ValueError(
-                    f"output_dir={output_dir!r} holds {folder.name!r}, which is a checkpoint of step {step} under another name; nothing "
-                    f"was touched: rename it to checkpoint-{step} to continue from it, or move it out of output_dir"
-                )
-        if refusals and source is None:
-            raise ValueError(
-                f"output_dir={output_dir!r} holds whole checkpoints that torch {torch.__version__} does not load ({refusals[0]}); nothing was "
-                "touched: run with the versions that wrote them (sessions.json names them), or set output_dir to a new folder"
-            )
 
     def _load_best(self) -> None:
         if self.state.best_global_step is None:
@@ -328,10 +318,6 @@ class TrainerMixin(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         self.engine.stop_counting()
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        if self._places is not None:
-            self._places.set_epoch(int(state.epoch or 0))
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.engine.book("between")
@@ -370,11 +356,6 @@ class TrainerMixin(TrainerCallback):
         return stack
 
     def _get_dataloader(self, dataset, description, batch_size, sampler_fn=None, is_training=False, **kwargs):
-        if is_training and sampler_fn is not None and hasattr(dataset, "__len__"):
-            if isinstance(dataset, datasets.Dataset):
-                dataset = self._remove_unused_columns(dataset, description=description)
-            self._places = PlaceSampler(sampler_fn(dataset), self.args.seed)
-            dataset, sampler_fn = SeededByPlace(dataset, self.args.seed), lambda _: self._places
         loader = super()._get_dataloader(dataset, description, batch_size, sampler_fn, is_training, **kwargs)
         return self.engine.loader(loader)
 
@@ -394,8 +375,13 @@ class TrainerMixin(TrainerCallback):
             self.args.dataloader_drop_last = drop_last
 
     def seed_step(self) -> None:
-        """Seeds every generator from seed, step and process, so that a resumed step draws the same numbers."""
-        self.engine.seed(seed_generators(self.args.seed, self.state.global_step, 1, self.args.process_index))
+        """Seeds every generator from seed, step and process: no checkpoint has XLA's, and an evaluation that is repeated draws again."""
+        numbers = self.args.seed, self.state.global_step, 1, self.args.process_index
+        value = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+        random.seed(value)
+        np.random.seed(value)
+        torch.default_generator.manual_seed(value)
+        self.engine.seed(value)
 
     # -- logging, evaluation, saving --
 
@@ -468,24 +454,17 @@ class TrainerMixin(TrainerCallback):
 
     def _require_room(self) -> None:
         """Raises CheckpointNotWritten unless the disk has room for all checkpoints that will be there at a time."""
-        output_dir, step, saves = Path(self.args.output_dir), self.state.global_step, self.args.save_steps
-        sizes = [checkpoint.size(folder) for folder in checkpoint.listed(output_dir)]
-        trained = sum(parameter.numel() for parameter in self.trained_module().parameters() if parameter.requires_grad)
-        moments = (
-            self.plan.memory.count.optimizer or 8 * trained
-        )  # bytes, none of which are there before the first step
-        size = max(sizes, default=0) + (0 if step else moments)
-        kept = (self.args.save_total_limit or 2) + (self.args.eval_strategy != "no")
-        number = min(kept + 1, len(sizes) + math.ceil((self.args.max_steps - step) / max(saves, 1)))
+        args, step = self.args, self.state.global_step
+        sizes = [checkpoint.size(folder) for folder in checkpoint.listed(args.output_dir)]
+        moments = 0 if step else self.plan.memory.count.optimizer  # bytes, which come with the first step
+        size = max(sizes, default=0) + moments
+        kept = (args.save_total_limit or 2) + 2  # the best, and the one that is written
+        number = min(kept, len(sizes) + math.ceil((args.max_steps - step) / args.save_steps))
         try:
-            disk.require_room(
-                output_dir,
-                number * size - sum(sizes),
-                f"keeping {number} checkpoints of {size / disk.GIB:.2f} GiB each",
-            )
+            disk.require_room(args.output_dir, number * size - sum(sizes), f"keeping {number} checkpoints")
         except OSError as error:
             raise checkpoint.CheckpointNotWritten(
-                f"{error.strerror}. Free space, choose another disk with output_dir, or train fewer weights; then run again"
+                f"{error.strerror}: free space, or choose another disk with output_dir"
             ) from error
 
     def _check_finite(self) -> None:

@@ -147,9 +147,22 @@ def test_files_that_are_no_run_are_refused_and_some_are_named(tmp_path):
     assert "a.txt, b.txt, c.txt, d.txt, ..." in message
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"parameters": 3, "notebook": "legal_cot_sft"}'])
-def test_a_run_file_that_cannot_be_read_is_refused_naming_the_folder(tmp_path, content):
-    (tmp_path / "run.json").write_text(content)
+@pytest.mark.parametrize("content", ["", "{", None])
+def test_a_lost_run_file_is_taken_from_a_checkpoint_and_without_one_the_folder_is_refused(tmp_path, content):
+    claim(tmp_path)
+    run_folder.begin_session(tmp_path, runtime.detect(False), "fp32", 0, 32)
+    with checkpoint.staged(tmp_path, 5) as staging:
+        (staging / "checkpoint-5").mkdir()
+        run_folder.copy_identity(tmp_path, staging / "checkpoint-5")
+    for name in ("run.json", "sessions.json"):
+        (tmp_path / name).unlink()
+        if content is not None:
+            (tmp_path / name).write_text(content)
+    assert "seed=7 there, 8 here" in refused(tmp_path, seed=8)
+    assert claim(tmp_path) == tmp_path
+    assert run_folder.sessions(tmp_path)[0]["batch_size"] == 32
+    for lost in (tmp_path / "run.json", tmp_path / "checkpoint-5/run.json"):
+        lost.unlink()
     refused(tmp_path)
 
 
