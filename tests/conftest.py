@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import helpers  # noqa: F401  keeps libraries quiet that the tests import
+
 # XLA on a CPU compiles in a sixth of the time, in every process that a test starts: what comes out runs for a second.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 

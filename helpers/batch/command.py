@@ -65,7 +65,7 @@ def run(runs: Sequence[Run], place: LocalRuns | RayRuns | None = None, grace: fl
         finally:
             place.kill()
     rows, file = records.write_table(runs[0].batch, list(outcomes.values()))
-    logger.info("table: %s", file or "none could be written")
+    logger.info("table: %s", file)
     return rows[: len(runs)], arrived[0] if arrived else 0
 
 

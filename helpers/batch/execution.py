@@ -4,7 +4,6 @@ papermill reports success after `sys.exit` half way and for a NaN loss; here bot
 """
 
 import contextlib
-import itertools
 import logging
 import os
 import signal
@@ -83,8 +82,13 @@ def _execute(run: Run, folder: Path, asked: Callable[[], int], environment: Mapp
     from papermill import PapermillExecutionError, execute_notebook
 
     logger.info("%s starts", folder.name)
-    executed = _unused_path(folder / run.notebook.name)
-    parameters = {"output_dir": str(folder / "output"), **run.parameters}
+    attempt = len([*folder.glob("*.ipynb")]) + 1  # earlier ones are kept, with their errors
+    executed = folder / (run.notebook.name if attempt == 1 else f"{run.notebook.stem}.{attempt}.ipynb")
+    # In a second place all runs lie beside each other, under the names of these folders.
+    keep_in = {**run.defaults, **run.parameters}.get("keep_in")
+    output = f"{run.batch.name},{folder.name}" if keep_in else "output"
+    before = records.read(folder).get("output_dir")
+    parameters = {"output_dir": before or str(folder / output), **run.parameters}
     records.note(folder, notebook=str(executed), output_dir=parameters["output_dir"])
     options = {"kernel_name": "python3", "progress_bar": False, "log_output": True, "start_timeout": START}
     began = time.monotonic()
@@ -102,12 +106,6 @@ def _execute(run: Run, folder: Path, asked: Callable[[], int], environment: Mapp
     if error:
         status = "stopped" if asked() else "failed"
     return {"status": status, "seconds": round(time.monotonic() - began, 1), "error": error}
-
-
-def _unused_path(path: Path) -> Path:
-    """The path, with a number if it is taken: an earlier attempt and its traceback are kept."""
-    paths = itertools.chain([path], (path.with_suffix(f".{number}.ipynb") for number in itertools.count(2)))
-    return next(path for path in paths if not path.exists())
 
 
 def _early_end(notebook: Any) -> str:

@@ -5,7 +5,6 @@ parameters or other data never takes the folder of an earlier one. The table is 
 """
 
 import contextlib
-import functools
 import hashlib
 import json
 import logging
@@ -16,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from helpers.data.listing import RUN_FILE, list_files
-from helpers.parameters import SAMPLE, UPLOAD, Parameters, extra
-from helpers.run.run_folder import RESULTS_FILE, write_json
+from helpers.parameters import SAMPLE, Parameters, extra
+from helpers.run import disk
+from helpers.run.run_folder import RESULTS_FILE
 
 from .grid import Run
 
-TABLE = "results.csv"
 # Parameters that may change when a run goes on, such as its time limit.
 WATCHING = [name for name, field in Parameters.model_fields.items() if not extra(field)["identity"]]
 FORMULA = (
@@ -46,47 +45,37 @@ def identify(run: Run) -> dict[str, Any]:
 
     cells = nbformat.read(run.notebook, as_version=4).cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]
-    parameters, data = {"output_dir": run.parameters.get("output_dir")}, {}
+    identity = {"notebook": _digest(code), "parameters": {"output_dir": run.parameters.get("output_dir")}, "data": {}}
     for name, value in {**run.defaults, **run.parameters}.items():
         if name not in WATCHING:
-            parameters[name] = value
-            path = _local_path(value)
-            if path:
-                data[name] = _content_digest(path)
-    digest = hashlib.sha256(json.dumps(code).encode())
-    return {"notebook": digest.hexdigest(), "parameters": parameters, "data": data}
+            identity["parameters"][name] = value
+            if _is_path(value):
+                identity["data"][name] = _content_digest(Path(value).expanduser())
+    return identity
 
 
-def _local_path(value: Any) -> Path | None:
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # a text that can be no path
-        if isinstance(value, str) and value.strip() and value not in (SAMPLE, UPLOAD):
-            path = Path(value).expanduser()
-            return path if path.exists() else None
-    return None
+def _is_path(value: Any) -> bool:
+    # Unlike Path.exists, this takes any text.
+    return isinstance(value, str) and value not in ("", SAMPLE) and os.path.exists(os.path.expanduser(value))  # noqa: PTH110, PTH111
 
 
 def _content_digest(path: Path) -> str:
     """sha256 of a file, or of the names and contents of a folder's files."""
-    files = [path]
-    if path.is_dir():
-        files = list_files(path, None, source=str(path)).files
-    digest = hashlib.sha256()
+    files = [path] if path.is_file() else list_files(path, None, source=str(path)).files
+    digests = {}
     for file in files:
-        digest.update(os.fsencode(os.path.relpath(file, path)))
-        try:
-            with file.open("rb") as content:
-                digest.update(hashlib.file_digest(content, "sha256").digest())
-        except OSError:
-            digest.update(b"cannot be read")
-    return digest.hexdigest()
+        with contextlib.suppress(OSError), file.open("rb") as content:
+            digests[os.path.relpath(file, path)] = hashlib.file_digest(content, "sha256").hexdigest()
+    return _digest(digests)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def find(batch: Path, identity: Mapping) -> Path | None:
     """The folder that records this run, whichever command made it."""
-    for folder in folders(batch):
-        if read(folder)["identity"] == identity:
-            return folder
-    return None
+    return next((folder for folder in folders(batch) if read(folder)["identity"] == identity), None)
 
 
 def new_folder(run: Run, identity: Mapping) -> Path:
@@ -95,12 +84,9 @@ def new_folder(run: Run, identity: Mapping) -> Path:
     if not (folder / RUN_FILE).exists():
         return folder
     earlier = read(folder).get("identity", {})
-    changed = [part for part in identity if earlier.get(part) != identity[part]]
-    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-    beside = folder.with_name(f"{run.name}-{digest[:8]}")
-    logger.info(
-        "%s: not the same %s as before, so it is made again in %s", run.name, " and ".join(changed), beside.name
-    )
+    changed = " and ".join(part for part in identity if earlier.get(part) != identity[part])
+    beside = folder.with_name(f"{run.name}-{_digest(identity)[:8]}")
+    logger.info("%s: not the same %s as before, so it is made again in %s", run.name, changed, beside.name)
     return beside
 
 
@@ -112,25 +98,28 @@ def folders(batch: Path) -> list[Path]:
 
 def read(folder: Path) -> dict[str, Any]:
     """The record of a run's folder; empty if there is none, or none that can be read."""
-    try:
-        record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
+    return _read(folder / RUN_FILE)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError):
+        value = disk.read_json(file)
+        if isinstance(value, dict):
+            return value
+    return {}
 
 
 def note(folder: Path, **changes: Any) -> None:
     """Adds to the record of a run."""
-    write_json(folder / RUN_FILE, read(folder) | changes)
+    disk.write_json(folder / RUN_FILE, read(folder) | changes)
 
 
 def results(folder: Path) -> tuple[dict[str, Any], str]:
     """What the notebook of a run measured, and what is wrong with it, or ""."""
     file = Path(read(folder).get("output_dir", folder)) / RESULTS_FILE
-    try:
-        measured = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return {}, f"papermill reports success, but {file} cannot be read: {error}"
+    measured = _read(file)
+    if not measured:
+        return {}, f"papermill reports success, but {file} cannot be read"
     loss = (measured.get("train") or {}).get("loss_last")
     if not isinstance(loss, (int, float)) or not math.isfinite(loss):
         return measured, f"train.loss_last in {file} is {loss!r}, not a finite number"
@@ -138,10 +127,9 @@ def results(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def write_table(batch: Path, outcomes: Sequence[Mapping]) -> tuple[list[dict], Path | None]:
-    """Writes one row for each run in the folder of a batch, first those of this command.
+    """Writes one row for each run in the folder of a batch, first those of this command; returns the rows and the file.
 
     A table that cannot be written (open in a spreadsheet, a full disk) goes beside, under another name.
-    Returns the rows, and the file that was written, if any could be.
     """
     import pandas
 
@@ -149,16 +137,14 @@ def write_table(batch: Path, outcomes: Sequence[Mapping]) -> tuple[list[dict], P
     others = [{"folder": folder} for folder in folders(batch) if folder not in own]
     rows = [_row(outcome) for outcome in [*outcomes, *others]]
     table = pandas.DataFrame(rows, dtype=object).rename(columns=_as_text).map(_as_text)
-    for name in (TABLE, f"results-{os.getpid()}.csv"):
-        file, temporary = batch / name, batch / f".{name}.{os.getpid()}"
+    temporary = batch / f".results.{os.getpid()}"
+    for file in (batch / "results.csv", batch / f"results-{os.getpid()}.csv"):
         try:
-            if file.exists() and not os.access(file, os.W_OK):
-                raise PermissionError("it is read-only")
             table.to_csv(temporary, index=False)
             temporary.replace(file)
             return rows, file
         except OSError as error:
-            _warn_once(f"the table cannot be written to {file} ({error}); the runs go on")
+            logger.warning("the table cannot be written to %s (%s)", file, error)
             temporary.unlink(missing_ok=True)
     return rows, None
 
@@ -168,13 +154,10 @@ def _row(outcome: Mapping) -> dict[str, Any]:
     import pandas
 
     folder = outcome.get("folder")
-    if folder is None:
-        return {"seconds": "", "error": "", **outcome}
-    record = read(folder)
-    ended = record | outcome
-    row = {"run": folder.name, **record.get("parameters", {})}
-    for name in ("status", "seconds", "error", "notebook", "output_dir"):
-        row[name] = ended.get(name, "")
+    record = read(folder) if folder else {}
+    columns = {"status": "", "seconds": "", "error": "", "notebook": "", "output_dir": ""} | record | outcome
+    row = {"run": folder.name if folder else outcome["run"], **record.get("parameters", {})}
+    row |= {name: columns[name] for name in ("status", "seconds", "error", "notebook", "output_dir")}
     if record.get("status") == "done":
         for name, values in pandas.json_normalize(results(folder)[0]).items():
             if not isinstance(values[0], list):
@@ -185,8 +168,3 @@ def _row(outcome: Mapping) -> dict[str, Any]:
 def _as_text(value: Any) -> Any:
     """A value that no spreadsheet takes for a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    logger.warning(message)

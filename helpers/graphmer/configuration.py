@@ -20,6 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationE
 from helpers.parameters import LARGEST, did_you_mean, expanded
 
 if TYPE_CHECKING:
+    from helpers.machine.runtime import Runtime
+
     from .encoder import GraphMERConfig
 
 PROFILES = {path.stem: path for path in sorted(Path(__file__).with_name("profiles").glob("*.yaml"))}
@@ -73,13 +75,21 @@ class Document(Section):
         return max_seq_len - self.encoding.max_leaves_per_sequence * self.encoding.leaf_tokens
 
     def batch_size(self, device_count: int) -> int:
-        """Sequences of an optimizer step over all devices. Raises ValueError without the chips that the run insists on."""
-        cores = self.hardware.tpu_cores
-        if cores and cores != device_count:
-            raise ValueError(
-                f"hardware.tpu_cores={cores}: the machine has {device_count}; give {device_count}, or 0 for all"
-            )
+        """Sequences of an optimizer step over all devices."""
         return self.training_data.micro_batch_size * self.run.gradient_accumulation_steps * device_count
+
+    def require(self, machine: Runtime) -> None:
+        """Raises ValueError: the configuration asks for another device, or for chips that are not there."""
+        device, cores = self.hardware.device, self.hardware.tpu_cores
+        families = {"auto": machine.family, "tpu": "xla"}
+        if families.get(device, device) != machine.family:
+            raise ValueError(
+                f"hardware.device={device!r}: this run is on {machine.device_name} ({machine.kind}); "
+                "choose that runtime, or give 'auto'"
+            )
+        if cores and cores != machine.device_count:
+            remedy = f"give {machine.device_count}, or 0 for all"
+            raise ValueError(f"hardware.tpu_cores={cores}: the machine has {machine.device_count}; {remedy}")
 
     def graphmer_config(self, vocab_size: int, num_relations: int, **properties: Any) -> GraphMERConfig:
         """The model's own configuration. properties: what only graph and ontology can say, such as acyclic_relations."""

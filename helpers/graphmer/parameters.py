@@ -94,7 +94,7 @@ class GraphParameters(Parameters):
         """The encoder's configuration: the file, the profile or what "auto" takes for a machine, then `changes`, then the common
         parameters.
 
-        Raises ValueError: a value, or a combination, that cannot be.
+        Raises ValueError: a value, or a combination, that cannot be; a device that the machine has not.
         """
         configuration = override(self._read(machine.family, machine.device_count), parse_changes(self.changes))
         values = {"run.seed": self.seed}
@@ -112,7 +112,9 @@ class GraphParameters(Parameters):
                     "give one, or 0 for the configuration's"
                 )
             values["training_data.micro_batch_size"] = self.batch_size // parts
-        return override(configuration, values)
+        configuration = override(configuration, values)
+        configuration.require(machine)
+        return configuration
 
     def _read(self, family: str, devices: int) -> Configuration:
         if self.config != AUTO:

@@ -30,7 +30,7 @@ from helpers.train.sentence_encoder import SentenceEncoderTrainer
 from .search import CODE_TOKENS, DENSE_WEIGHT, CodeSearch, embed, standardise
 
 BATCH, STEPS, LEARNING_RATE = 32, 120, 1e-4
-RESAMPLES = 1000
+RESAMPLES, LEAST_GROUPS = 1000, 20  # of a bootstrap
 
 
 def freeze_lower_half(model: SentenceTransformer) -> int:
@@ -157,6 +157,9 @@ def verdict(rows: Mapping[str, Sequence[float]], groups: Sequence[str], best: st
         difference_Q = np.asarray(rows[best]) - np.asarray(ranks_Q)
         means = (draws @ np.bincount(group_Q, difference_Q)) / (draws @ count_G)
         low, high = np.percentile(means, (2.5, 97.5))
-        above = "" if name == best else f"{difference_Q.mean():+.3f} ({low:+.3f} to {high:+.3f})"
+        interval = f"{low:+.3f} to {high:+.3f}"
+        if len(count_G) < LEAST_GROUPS:
+            interval = f"too few for an interval: {len(count_G)}"
+        above = "" if name == best else f"{difference_Q.mean():+.3f} ({interval})"
         table.append({"row": name, "MRR": round(float(np.mean(ranks_Q)), 3), f"{best} above it (95 %)": above})
     return table

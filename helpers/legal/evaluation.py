@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from .data import Record, Records, heading, section_of
-from .generation import BATCH, continued, generate, log_probabilities
+from .generation import BATCH, CACHE, continued, generate, log_probabilities
 
 RESAMPLES = 1_000
 EXAMPLES = 3  # solved ones before a question of the base model
@@ -197,12 +197,12 @@ def ask_the_most(model, prompt: int, answer: int, choices: tuple[int, int] = (0,
 
     texts = ids(BATCH, prompt)
     padded = {"attention_mask": torch.ones_like(texts), "position_ids": texts}  # each text begins at a place of its own
-    cache = model(texts, **padded, use_cache=True, logits_to_keep=1).past_key_values
+    cache = model(texts, **padded, use_cache=True, logits_to_keep=1)[CACHE]
     for at, layer in enumerate(cache.layers):  # as if all tokens of the answer but one were written
         if hasattr(layer, "keys"):  # linear attention has a state of one size
             token = layer.keys[:, :, :1].expand(-1, -1, answer - 1, -1)
             cache.update(token, token, at)
-    model(ids(BATCH, 1), past_key_values=cache, use_cache=True)
+    model(ids(BATCH, 1), use_cache=True, **{CACHE: cache})
     del cache, layer
     if choices[0]:
         continued(model, ids(1, (1 + EXAMPLES) * prompt), ids(*choices))

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from helpers.machine.engine import cpu_copy
 
 BATCH = 8  # prompts that are written at a time
+# transformers 5.24 calls it so, and warns of the name before.
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,8 @@ def log_probabilities(model, template, prompts: Sequence[str], choices: Sequence
 def continued(model, prompt_1L: torch.Tensor, ends_CN: torch.Tensor) -> torch.Tensor:
     """Log-probability of each token of several endings after one prompt, which is read once: [C, N]."""
     read = model(input_ids=prompt_1L, use_cache=True, logits_to_keep=1)
-    first_V, cache = read.logits[0, -1].float().log_softmax(-1), read.past_key_values
+    first_V, cache = read.logits[0, -1].float().log_softmax(-1), read[CACHE]
     cache.batch_repeat_interleave(len(ends_CN))
-    logits_CNV = model(input_ids=ends_CN, past_key_values=cache, use_cache=True).logits
+    logits_CNV = model(input_ids=ends_CN, use_cache=True, **{CACHE: cache}).logits
     later_CN = logits_CNV[:, :-1].float().log_softmax(-1).gather(-1, ends_CN[:, 1:, None])[..., 0]
     return torch.cat([first_V[ends_CN[:, :1]], later_CN], dim=1)

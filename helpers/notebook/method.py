@@ -35,6 +35,22 @@ def shown() -> tuple[str, str]:
     return file.removesuffix(".py").replace("/", "."), known
 
 
+def write_silently(file: Path) -> None:
+    """Lets `%%writefile` write this file without printing its path, which is of no use to a reader."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    if shell:
+        write = shell.find_cell_magic("writefile")
+
+        def writefile(line: str, cell: str) -> None:
+            if str(file) in line:
+                file.write_text(cell, encoding="utf-8")
+            else:
+                write(line, cell)
+
+        shell.register_magic_function(writefile, "cell")
+
+
 def keep(module: str, text: str, file: Path) -> None:
     """Writes the method's text to `file`, and beside it the other modules of its room, which a saved model may bring along."""
     room = Path(importlib.import_module(module.rpartition(".")[0]).__path__[0])

@@ -118,7 +118,9 @@ class RunFolder:
         if not getattr(helpers, "shown", None):
             return None
         module, _ = method.shown()
-        return Path(tempfile.mkdtemp(prefix="method-")) / f"{module.rpartition('.')[2]}.py"
+        file = Path(tempfile.mkdtemp(prefix="method-")) / f"{module.rpartition('.')[2]}.py"
+        method.write_silently(file)
+        return file
 
     def use_method(self) -> None:
         """Imports the notebook's method from the file that its cell wrote, which becomes a part of this run.

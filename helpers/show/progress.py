@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -14,7 +13,7 @@ from transformers.integrations.integration_utils import rewrite_logs
 from transformers.utils.notebook import NotebookProgressCallback
 
 from . import tables
-from .tracking import in_kernel, say, wandb_mode
+from .tracking import is_watched, say, wandb_mode
 
 SHOWN = {"loss": ".4f", "eval_loss": ".4f", "learning_rate": ".2e", "skipped_steps": "d"}  # of a log, and its digits
 
@@ -47,12 +46,8 @@ class LiveProgress(NotebookProgressCallback, Progress):
 
 
 def progress() -> Progress:
-    """A bar where a person's notebook frontend is attached, lines elsewhere: the logs of papermill and nbmake need lines.
-
-    Their client, nbclient, can be told from a frontend only by the fact that it does not allow stdin.
-    """
-    attended = in_kernel() and getattr(sys.modules["IPython"].get_ipython().kernel, "_allow_stdin", True)
-    return LiveProgress() if attended else Progress()
+    """A bar where a person's notebook frontend is attached, lines elsewhere."""
+    return LiveProgress() if is_watched() else Progress()
 
 
 class Wandb(TrainerCallback):

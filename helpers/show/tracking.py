@@ -24,6 +24,24 @@ def in_kernel() -> bool:
     return app is not None and app.IPKernelApp.initialized()
 
 
+def is_watched() -> bool:
+    """Whether a person's notebook frontend is attached: papermill and nbmake run a notebook without one.
+
+    Their client, nbclient, can be told from a frontend only by the fact that it does not allow stdin.
+    """
+    return in_kernel() and getattr(sys.modules["IPython"].get_ipython().kernel, "_allow_stdin", True)
+
+
+def hide_bars() -> None:
+    """Keeps the bars of datasets and transformers, which need a frontend, out of logs and saved notebooks."""
+    import datasets
+    import transformers
+
+    if not is_watched():
+        datasets.disable_progress_bars()
+        transformers.utils.logging.disable_progress_bar()
+
+
 def report_to(wanted: str) -> tuple[str, str]:
     """`TrainingArguments.report_to`, and why not W&B where it was wanted."""
     if wanted == "wandb" and importlib.util.find_spec("wandb") is None:

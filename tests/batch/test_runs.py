@@ -93,7 +93,7 @@ def test_where_the_table_cannot_be_written_the_runs_go_on_and_it_is_written_besi
     process = small.command(notebook, folder, "seed=0,1", "--jobs", "2")
     assert ended(process, folder) == 0
     (beside,) = folder.glob("results-*.csv")
-    assert said(folder).count("the table cannot be written to") == 1 and f"table: {beside}" in said(folder)
+    assert "the table cannot be written to" in said(folder) and f"table: {beside}" in said(folder)
     with beside.open(newline="") as file:
         assert [row["status"] for row in csv.DictReader(file)] == ["done", "done"]
 

@@ -1,5 +1,7 @@
 """Ranks of held-out tails against a loop, and the table of the verdict."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from helpers.graphmer import evaluation, search_training
 from helpers.graphmer.configuration import override, read_configuration
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, read_ontology
+from helpers.graphmer.parameters import GraphParameters
 from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer
 from helpers.machine import runtime
 from tests.graph_run import SMALL
@@ -55,26 +58,38 @@ def test_words_beat_an_untrained_encoder_and_a_constant_gains_nothing(corpus):
 
 
 def test_the_verdict_has_the_difference_of_means_and_an_interval_over_groups():
-    rows = {"words": [0.5, 0.5, 1.0, 1.0], "trained": [1.0, 1.0, 1.0, 1.0]}
-    words, trained = search_training.verdict(rows, ["a", "a", "b", "c"], "trained")
-    assert words == {"row": "words", "MRR": 0.75, "trained above it (95 %)": "+0.250 (+0.000 to +0.500)"}
-    assert trained["trained above it (95 %)"] == ""
+    rows = {"words": [0.5, 0.5, 1.0, 1.0] * 9, "trained": [1.0] * 36}
+    groups = [f"{place % 3}{place // 4}" for place in range(36)]  # places 0 and 3 of each four are one group
+    words, trained = search_training.verdict(rows, groups, "trained")
+    assert (words["row"], words["MRR"], trained["trained above it (95 %)"]) == ("words", 0.75, "")
+    draw, by_group = np.random.default_rng(1), {}
+    for place, group in enumerate(groups):
+        by_group.setdefault(group, []).append(1.0 - rows["words"][place])
+    drawn = [draw.choice([*by_group], len(by_group)) for _ in range(2000)]
+    means = [np.concatenate([by_group[group] for group in several]).mean() for several in drawn]
+    low, high = np.percentile(means, (2.5, 97.5))
+    found = [float(number) for number in re.findall(r"[+-]\d\.\d+", words["trained above it (95 %)"])]
+    assert found == pytest.approx([0.25, low, high], abs=0.02)
+    few, _ = search_training.verdict({"words": [0.5, 1.0], "trained": [1.0, 1.0]}, ["a", "b"], "trained")
+    assert few["trained above it (95 %)"] == "+0.250 (too few for an interval: 2)"
 
 
 # ---- plan and trainer of a configuration
 
 
-def test_a_device_that_is_not_there_is_refused(corpus):
-    asked = override(read_configuration("rtx3050"), SMALL | {"hardware.device": "cuda"})
-    with pytest.raises(ValueError, match=r"hardware.device='cuda': this run is on .*choose that runtime"):
-        make_plan(asked, new_model(asked, corpus), corpus, runtime.detect(False, precision="fp32"))
+def test_a_device_that_is_not_there_is_refused():
+    machine = runtime.detect(False, precision="fp32")
+    for changes, message in (
+        ("hardware.device=cuda", r"hardware.device='cuda': this run is on .*choose that runtime"),
+        ("hardware.tpu_cores=8", "hardware.tpu_cores=8: the machine has 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            GraphParameters(changes=changes, base_model="sample").configuration(machine)
 
 
 def test_the_batch_is_micro_batch_by_accumulation_by_devices():
     sizes = {"training_data.micro_batch_size": 4, "run.gradient_accumulation_steps": 3}
     assert override(read_configuration("rtx3050"), sizes).batch_size(2) == 24
-    with pytest.raises(ValueError, match=r"hardware.tpu_cores=8: the machine has 4"):
-        override(read_configuration("rtx3050"), {"hardware.tpu_cores": 8}).batch_size(4)
 
 
 def test_keys_of_the_optimizer_reach_the_trainer(corpus, tmp_path):
