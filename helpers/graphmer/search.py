@@ -8,6 +8,7 @@ given. The encoder is any SentenceTransformer; `search_training.py` tunes one on
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ def words(text: str) -> list[str]:
     return code_words(text, stem)
 
 
+@functools.lru_cache(maxsize=100_000)
 def stem(word: str) -> str:
     return ENDING.sub("", word)
 
