@@ -49,7 +49,6 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "prediction_loss_only": True,
         **overrides,
     }
-    tracking.hide_bars()
     fields["report_to"], reason = tracking.report_to(fields["report_to"])
     if reason:
         tracking.say(reason)
