@@ -454,7 +454,7 @@ def small_disk(work: Path, kind: str) -> str:
     """Room for a checkpoint, but not for those that are kept: refused before the first step."""
     output = work / "run" / "output"
     output.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "none", str(output)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(output)], check=True)
     try:
         return fails(work, kind, "GiB are missing")
     finally:

@@ -22,6 +22,7 @@ from helpers.data.data_source import DataSource, located
 from helpers.parameters import SAMPLE, source_path
 from helpers.reservoir.parameters import HUB_TEXTS, MIN_TEXTS
 from helpers.reservoir.sample import sample_stories
+from helpers.run import disk
 
 REVISIONS = {"roneneldan/TinyStories": "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"}
 END_OF_TEXT = "<|endoftext|>"
@@ -290,8 +291,12 @@ class TokenBlocks(torch.utils.data.Dataset):
         """
         _, first_R, length_R = np.unique(self.rows, return_index=True, return_counts=True)
         state_RS = torch.zeros_like(model.read(self._ids(first_R, model.device)[:, :1])[-1])
+        shape = len(self.rows), state_RS.shape[1]
         with tempfile.TemporaryFile() as file:  # it is on the disk until the array is gone
-            self.states_BS = np.memmap(file, np.float32, "w+", shape=(len(self.rows), state_RS.shape[1]))
+            disk.reserve(
+                file, 4 * shape[0] * shape[1], "the network's states before each block (TMPDIR names the folder)"
+            )
+            self.states_BS = np.memmap(file, np.float32, "r+", shape=shape)
         model.eval()
         for step in range(length_R.max()):
             going_R = step < length_R

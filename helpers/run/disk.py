@@ -8,8 +8,9 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pydantic_core
@@ -106,6 +107,14 @@ def require_room(folder: Path | str, needed: int, purpose: str) -> None:
             errno.ENOSPC,
             f"{purpose} needs {needed / GIB:.3f} GiB more in {str(folder)!r}, and {missing / GIB:.3f} GiB are missing",
         )
+
+
+def reserve(file: IO[bytes], size: int, purpose: str) -> None:
+    """Gives a temporary file its bytes now; a memory map would find out by a bus error that the disk is full. Raises OSError."""
+    require_room(tempfile.gettempdir(), size, purpose)
+    file.truncate(size)
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
 
 
 def require_mount(name: str, path: Path) -> None:
