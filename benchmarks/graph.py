@@ -16,7 +16,7 @@ processor times of what was asked, those of basedpyright with its reading of the
 **References.** For `--references` definitions of each package, drawn once, the lines that basedpyright's "find references" names,
 and which of these an answer of ours has. The name matcher answers with the only definition of a name.
 
-What was traced is kept in FOLDER, where a run that was interrupted goes on. Writes docs/results/graphmer_graph.json.
+What was traced and measured is kept in FOLDER, where a run that was interrupted goes on. Writes docs/results/graphmer_graph.json.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ CHOICE = {  # what was written was tried on these
     "markdown": "markdown==3.11.3 /tests",
     "lark": "lark==1.3.1 /tests",
     "docx": "python-docx==1.2.0 /tests",
+    "click": "click==8.5.1 /tests",
 }
 REPORT = {  # these served for no choice
-    "click": "click==8.5.1 /tests",
     "flask": "flask==3.1.3 /tests",
     "pluggy": "pluggy==1.7.0 /testing",
     "attr": "attrs==26.1.0 /tests",
@@ -498,7 +498,11 @@ def main() -> None:
     for name in arguments.packages.split(","):
         role = "choice" if name in CHOICE else "report"
         found[name] = {"pin": PACKAGES[name].split()[0], "role": role}
-        found[name] |= measured(packages, name, arguments.calls, arguments.references)
+        file = arguments.work / f"measured/{name}_{arguments.calls}_{arguments.references}.json"
+        if not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(json.dumps(measured(packages, name, arguments.calls, arguments.references)))
+        found[name] |= json.loads(file.read_text())
         print(json.dumps({name: found[name]}), flush=True)
     asked = asking(packages.site / ASKED[0], ASKED[1])
     report.write(arguments.output, report.machine("cpu", ["jedi", "basedpyright"]), packages=found, asking=asked)

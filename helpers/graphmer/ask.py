@@ -13,7 +13,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from .graph.extraction import load_graph
 from .graph.knowledge_graph import EXTERNAL, UNKNOWN, Entity, KnowledgeGraph, unresolved
 from .graph.repository import Repository
 from .graph.resolution import Resolver, Targets, join, only
-from .graph.scopes import Expression, ImportedName, Module, Scope, Use, Value
+from .graph.scopes import Expression, ImportedName, Meaning, Module, Scope, Use, Value
 
 KNOWN = "known"
 OVERRIDDEN = "overridden"
@@ -178,13 +177,11 @@ class Asked:
     def _sites(self, group: list[str]) -> list[Site]:
         resolver = self.repository.entities[group[0]][0]
         entities = [self.repository.entities[name][1] for name in group]
-        words = self._words(resolver, entities)
+        words_of = self._words(resolver, entities)
         name = entities[0].name
-        files = self.repository.modules if name == "__call__" else self.repository.files_with(words)
         sites = []
-        for file in files:
-            if self.repository.modules[file][0] is not resolver:
-                continue
+        for file in self.repository.modules if name == "__call__" else words_of:
+            words = words_of.get(file, ())
             for use in self.repository.mentions(file):
                 last = re.split(r"[/()!~]", use.chain.rpartition(".")[2].rpartition(":")[2], maxsplit=1)[0]
                 if last in words or last == "cls" or name == "__call__":
@@ -289,24 +286,28 @@ class Asked:
         is_type = before[0].isupper() and "." not in before and "(" not in before and "/" not in before
         return is_virtual and not is_type
 
-    def _words(self, resolver: Resolver, entities: list[Entity]) -> set[str]:
-        """The names under which definitions are used: their own, those of classes that a constructor makes, and aliases."""
+    def _words(self, resolver: Resolver, entities: list[Entity]) -> dict[str, set[str]]:
+        """File -> the names under which definitions are used there: their own, those of classes that a constructor makes, aliases."""
         words = {entity.name for entity in entities}
         for entity in entities:
             owner = entity.id.rpartition(".")[0]
             if entity.type == "constructor" and owner in resolver.classes:
-                words |= {
-                    self.repository.entities[self.repository.names[resolver, one]][1].name
-                    for one in (owner, *resolver.subclasses(owner))
-                }
-        todo = [*words]
-        for word in todo:
-            for file in self.repository.files_with({word}):
+                words |= {resolver.defined[one].name for one in (owner, *resolver.subclasses(owner))}
+        has_aliases = entities[0].type not in _VARIABLES and not resolver.is_property(Value(entities[0].id))
+        words_of: dict[str, set[str]] = {}
+        todo = [words]
+        for shared in todo:
+            for file in self.repository.files_with(shared):
                 other, module = self.repository.modules[file]
-                new = _aliases(module, word) - words if other is resolver else set()
-                words |= new
-                todo += new
-        return words
+                if other is not resolver:
+                    continue
+                names = words_of.setdefault(file, set()) | shared
+                exported = _add_aliases(module, names) - words if has_aliases else set()
+                words_of[file] = names
+                if exported:
+                    words |= exported
+                    todo.append(exported)
+        return words_of
 
     def _texts(self, group: list[str]) -> Iterator[Site]:
         """Lines with the word of a name that no other answer has: in strings, in comments, or as another thing's name."""
@@ -425,21 +426,32 @@ class Asked:
         return self.repository.place(file, entity.line) if file and entity.line else ""
 
 
-def _aliases(module: Module, name: str) -> set[str]:
-    """Names that an assignment, an import or a `return` of a module makes other names of the same."""
-    bindings = [table.items() for scope in module.scopes for table in (scope.names, scope.fields)]
-    bindings.append((function.rpartition(".")[2], meanings) for function, meanings in module.returned.items())
-    bindings.append((name, [meaning]) for _, name, meaning in module.stores)
-    aliases = set()
-    for other, meanings in chain.from_iterable(bindings):
+def _add_aliases(module: Module, names: set[str]) -> set[str]:
+    """Adds the names that assignments, imports and `return` make other names of the same; returns those that other files see."""
+    bindings = [
+        (name, meaning, scope.kind in ("module", "class"))
+        for scope in module.scopes
+        for name, meaning in _bound(scope.names)
+    ]
+    bindings += [(name, meaning, True) for scope in module.scopes for name, meaning in _bound(scope.fields)]
+    bindings += [(name.rpartition(".")[2], meaning, True) for name, meaning in _bound(module.returned)]
+    bindings += [(name, meaning, True) for _, name, meaning in module.stores if name]
+    exported, before = set(), 0
+    while before < len(names):
+        before = len(names)
+        for name, meaning, is_seen in bindings:
+            source = meaning.chain.rpartition(".")[2] if isinstance(meaning, Expression) else meaning.name
+            if source in names and source != name:
+                names.add(name)
+                exported |= {name} if is_seen else set()
+    return exported
+
+
+def _bound(table: dict[str, list[Meaning]]) -> Iterator[tuple[str, Expression | ImportedName]]:
+    for name, meanings in table.items():
         for meaning in meanings:
-            if isinstance(meaning, Expression) and meaning.chain.endswith(name):
-                source = meaning.chain.rpartition(".")[2]
-            else:
-                source = meaning.name if isinstance(meaning, ImportedName) else ""
-            if source == name and other:
-                aliases.add(other)
-    return aliases
+            if isinstance(meaning, Expression | ImportedName):
+                yield name, meaning
 
 
 def _more(mentioned: str, line: int) -> str:
