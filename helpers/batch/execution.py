@@ -69,13 +69,13 @@ def execute(run: Run, asked: Callable[[], int], environment: Mapping[str, str] |
 
 def not_started(run: Run) -> Outcome:
     """The outcome of a run that this command did not begin; an earlier one may have."""
-    folder = None
+    outcome = {"run": run.name, "status": "not run"}
     with contextlib.suppress(OSError, ValueError):  # the notebook is gone
         folder = records.find(run.batch, records.identify(run))
-    if folder is None:
-        return {"run": run.name, "status": "not run"}
-    status = "done before" if records.read(folder)["status"] == "done" else "stopped"
-    return {"run": run.name, "folder": folder, "status": status}
+        if folder:
+            done = records.read(folder)["status"] == "done"
+            outcome |= {"folder": folder, "status": "done before" if done else "stopped"}
+    return outcome
 
 
 def _execute(run: Run, folder: Path, asked: Callable[[], int], environment: Mapping[str, str]) -> Outcome:

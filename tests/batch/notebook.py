@@ -22,6 +22,7 @@ learning_rate: float = 0.0
 seed: int = 0
 resume: bool = True
 max_hours: float = 0.0
+keep_in: str = ""
 prompt: str = "Once"
 ending: str = "good"
 hold: str = "file:hold"

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -90,12 +91,15 @@ def test_a_run_in_the_hands_of_another_command_is_left_alone(notebook, tmp_path)
 def test_where_the_table_cannot_be_written_the_runs_go_on_and_it_is_written_beside(notebook, tmp_path):
     folder = tmp_path / "grid"
     (folder / "results.csv").mkdir(parents=True)
-    process = small.command(notebook, folder, "seed=0,1", "--jobs", "2")
+    process = small.command(notebook, folder, "seed=0,1", "keep_in=second", "--jobs", "2")
     assert ended(process, folder) == 0
     (beside,) = folder.glob("results-*.csv")
     assert "the table cannot be written to" in said(folder) and f"table: {beside}" in said(folder)
     with beside.open(newline="") as file:
-        assert [row["status"] for row in csv.DictReader(file)] == ["done", "done"]
+        rows = list(csv.DictReader(file))
+    assert [row["status"] for row in rows] == ["done", "done"]
+    names = [Path(row["output_dir"]).name for row in rows]
+    assert names == ["grid,seed=0", "grid,seed=1"], "in the second place they lie beside each other"
 
 
 def test_failures_that_papermill_hides_are_recorded_and_the_same_command_goes_on_with_what_is_not_done(
