@@ -142,7 +142,7 @@ def read_splits(place: Place, suffixes: Sequence[str], set_aside: SetAside, **op
         of_file, source = SetAside(place.source), f"{place.source}, {listing.name(file)}"
         try:
             rows = list(read_rows(file, suffixes, of_file, source=source))
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             listing.skip(file, str(error).removeprefix(source).lstrip(" ,:"))
         else:
             splits.setdefault(split_of[file] or "train", []).extend(rows)

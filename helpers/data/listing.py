@@ -23,7 +23,7 @@ from typing import NamedTuple
 RUN_FILE = "run.json"  # in the folder of a run of this project
 OF_A_SYSTEM = frozenset({"__MACOSX", "Thumbs.db", "desktop.ini", "Icon\r", "lost+found", "$RECYCLE.BIN"})
 OF_INSTALLED_CODE = frozenset({"node_modules", "site-packages", "dist-packages", "__pycache__", "__pypackages__"})
-SHOWN_NAMES = 12  # of one reason in the printed list
+SHOWN_NAMES, SHOWN_REASONS = 12, 20  # in the printed list
 
 
 class Skipped(NamedTuple):
@@ -60,11 +60,15 @@ class Listing:
         for skipped in sorted(self.skipped, key=operator.attrgetter("junk")):
             names[skipped.reason].append(skipped.path)
         lines = [f"files that are read from the folder {self.folder}: {len(self.files):,}"]
-        for reason, paths in names.items():
+        reasons = list(names.items())
+        for reason, paths in reasons[:SHOWN_REASONS]:
             shown = ", ".join(paths[:SHOWN_NAMES])
             rest = len(paths) - SHOWN_NAMES
             more = f" and {rest:,} more" if rest > 0 else ""
             lines.append(f"  not read: {shown}{more}: {reason}")
+        others = sum(len(paths) for _, paths in reasons[SHOWN_REASONS:])
+        if others:
+            lines.append(f"  not read for other reasons: {others:,} more")
         return "\n".join(lines)
 
 
@@ -106,7 +110,7 @@ def list_files(
             path = below / name
             reason = _reason_against_name(name)
             if not reason and suffixes is not None and name not in names and path.suffix.lower() not in suffixes:
-                reason = f"its kind is not one of {', '.join(suffixes)}"
+                reason = f"{path.suffix or 'no suffix'} is not one of {', '.join(suffixes)}"
             if reason:
                 listing.note(path, reason, junk=True)
             elif path.is_symlink():
@@ -163,9 +167,9 @@ def _reason_against_link(link: Path, root: Path, targets: set[Path]) -> str:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run of this project."""
+    """Whether a folder is that of a run of this project, or of a run of a batch."""
     try:
         run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(run, dict) and {"notebook", "parameters"} <= run.keys()
+    return isinstance(run, dict) and ({"notebook", "parameters"} <= run.keys() or "identity" in run)

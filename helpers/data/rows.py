@@ -21,6 +21,7 @@ from .text import check_lines, fitting_encoding, read_text
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")  # that `read_rows` can read
 DELIMITERS = (",", ";", "\t")
+EXCEL = "sep="  # begins Excel's own line about the delimiter
 LONGEST_FIELD = 2**31 - 1  # characters; Python's csv refuses more than 131,072 by default
 # A field of several lines, each with as many fields as a row, may be rows that an unclosed quote swallowed. It is taken for
 # that where its lines repeat short values of their columns, such as labels, or where they hold so many delimiters.
@@ -238,21 +239,20 @@ def read_separated(path: Path, set_aside: SetAside, *, source: str = "", columns
     # What is not UTF-8 goes through as surrogates, so that it costs its own row alone.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
         first = lines.readline()
-        if first.lower().startswith("sep=") and len(first.strip()) <= 5:  # Excel's own line about its delimiter
+        while first and (not first.strip() or first.lower().startswith(EXCEL)):
             first = lines.readline()
         delimiter = "\t" if path.suffix.lower() == ".tsv" else max(DELIMITERS, key=first.count)
+        options = {"delimiter": delimiter, "skipinitialspace": True, "strict": True}
         lines.seek(0)
-        reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        reader = csv.reader(lines, **options)
         try:
-            header = [name.strip() for name in next(reader, [])]
-            if header and header[0].lower().startswith("sep="):
-                header = [name.strip() for name in next(reader, [])]
+            header = next((fields for fields in reader if fields and not fields[0].lower().startswith(EXCEL)), [])
         except csv.Error as error:
-            raise ValueError(f"{source}, line 1 is not CSV ({error}); correct it there") from error
+            raise ValueError(f"{source}: the header is not CSV ({error}); correct it there") from error
+        header = [name.strip() for name in header]
         if not {*columns} <= {*header}:
             lines.seek(0)
-            header = list(columns)
-            reader = csv.reader(lines, delimiter=delimiter, strict=True)
+            header, reader = list(columns), csv.reader(lines, **options)
         repeated = [name for name, count in Counter(header).items() if name and count > 1]
         if repeated:
             raise ValueError(f"{source}: the header names {repeated[0]!r} twice; give each column a name of its own")

@@ -21,10 +21,13 @@ SYSTEMATIC = 3  # lines in another encoding are no accident
 def read_text(path: Path) -> str:
     """The text of a file in UTF-8, with or without a byte order mark; each line ends with a line feed.
 
-    Raises ValueError for another encoding, with the one that fits and how to convert the file, and for a file that is no
-    text; OSError for a file that cannot be opened. The message begins with a verb: put the file's name before it.
+    Raises ValueError for another encoding, with the one that fits and how to convert the file, for a file that is no text, and
+    for one that cannot be opened. The message begins with a verb: put the file's name before it.
     """
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot be opened ({error.strerror})") from error
     encoding = _marked(data[:200])
     if encoding:
         raise ValueError(f"is not UTF-8; {conversion(encoding, path)}")

@@ -145,7 +145,7 @@ def test_a_folder_is_listed_without_junk_and_every_other_file_is_named(folder):
 def test_one_module_lists_the_folders_of_a_user():
     """Others list what is theirs: runs, checkpoints, the standard library, their own code."""
     own = {"data/listing.py", "data/archive.py", "parameters.py", "notebook/method.py", "notebook/unpacking.py"}
-    own |= {"batch/records.py", "graphmer/configuration.py", "graphmer/graph/extraction.py", "graphmer/pairs.py"}
+    own |= {"batch/records.py", "graphmer/configuration.py", "graphmer/graph/repository.py", "graphmer/pairs.py"}
     for path in (ROOT / "helpers").rglob("*.py"):
         name = path.relative_to(ROOT / "helpers").as_posix()
         if name in own or name.startswith(("run/", "train/")) or path.name == "sample.py":

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.graphmer.graph.extraction import load_graph
 from helpers.legal.data import load_records
 from helpers.lejepa import data as lejepa_data
 from helpers.reservoir.data import load_texts
@@ -40,6 +41,34 @@ READERS = {
     "texts": lambda path: lejepa_data.load(str(path)),
     "records": lambda path: load_records(str(path), seed=0),
     "labelled": lambda path: load_labelled(TuningParameters.defaults().model_copy(update={"data_source": str(path)})),
+}
+FOLDER_READERS = READERS | {"code": lambda path: load_graph(path)}
+JUNK = {  # name -> content: no room reads one of them
+    "__MACOSX/._notes.txt": b"\0\5\x16\7 JUNK",
+    ".git/config.py": b"def junk(): JUNK",
+    ".trash/old.txt": b"JUNK\n\nJUNK",
+    ".ipynb_checkpoints/train-checkpoint.csv": b"text,label\nJUNK,l0\n",
+    "node_modules/left/pad.py": b"def junk(): JUNK",
+    "env/pyvenv.cfg": b"",
+    "env/lib.py": b"def junk(): JUNK",
+    "outputs/run/run.json": b'{"notebook": "n", "parameters": {}}',
+    "outputs/run/train.jsonl": b'{"text": "JUNK", "label": "l0", "question": "JUNK", "answer": "l0"}',
+    "desktop.ini": b"JUNK",
+    "~$notes.txt": b"JUNK",
+    "latin1.txt": "J\xfcNK JUNK\n\nJUNK".encode("latin-1"),
+    "latin1.py": "def junk(): 'J\xfcNK'".encode("latin-1"),
+    "nul.md": b"JUNK\0",
+    "old-train.csv": "text,label,question,answer\nJ\xfcNK,l0,JUNK,l0\n".encode("utf-16"),
+    "bad-train.jsonl": b'{"text": "JUNK", "label": "l0", "question": "JUNK", "answer": "l0"\n',
+    "encrypted.zip": b"PK JUNK",
+    "picture.png": b"\x89PNG JUNK",
+}
+NAMED = {  # of the files that somebody may miss
+    "stories": ("latin1.txt", "nul.md", "picture.png"),
+    "texts": ("latin1.txt", "nul.md", "old-train.csv", "picture.png"),
+    "records": ("old-train.csv", "latin1.txt", "picture.png"),
+    "labelled": ("old-train.csv", "latin1.txt", "picture.png"),
+    "code": ("latin1.py",),
 }
 BROKEN_LINES = (
     b"\x00" * 50,
@@ -95,6 +124,30 @@ def test_a_damaged_file_is_read_for_what_it_is_or_refused_by_name(tmp_path_facto
     path.write_bytes(data.draw(damaged(jsonl(LINES))))
     with guarded(folder, path.name):
         READERS[name](path)
+
+
+@pytest.mark.parametrize("name", FOLDER_READERS)
+def test_a_folder_with_all_junk_at_once_is_read_without_it_and_what_could_not_be_read_is_named(
+    tmp_path, name, monkeypatch, capsys
+):
+    """The folder is called as a builder of the library datasets is, beside a private file, and given by this name alone."""
+    folder, readable = tmp_path / "text", {f"story{i}.txt": f"Story {i} of größe.".encode() for i in range(30)}
+    readable |= {f"Tag {i}.md": f"# Heading of day {i}\n\nDay {i} was long.".encode() for i in range(30)}
+    readable |= {"m.py": b"def f():\n    return g()\n\n\ndef g():\n    return 1\n", "train.jsonl": jsonl(LINES)}
+    for file, content in (readable | JUNK).items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(content)
+    (tmp_path / "private.txt").write_text("JUNK\n\n" * 40)
+    (folder / "outside.txt").symlink_to(tmp_path / "private.txt")
+    (folder / "train-loop.csv").symlink_to("train-loop.csv")
+    (folder / "up").symlink_to(tmp_path)
+    os.mkfifo(folder / "pipe.py")
+    monkeypatch.chdir(tmp_path)
+    with guarded(tmp_path) as refusal:
+        data = FOLDER_READERS[name](Path("text"))
+    assert not refusal and "JUNK" not in repr(vars(data))
+    printed = capsys.readouterr().out + repr(vars(data))
+    assert all(file in printed for file in NAMED[name])
 
 
 @pytest.mark.parametrize("name", READERS)
