@@ -304,11 +304,11 @@ def _with_headings(texts: dict[str, list[Passage]], notes: tuple[str, ...] = ())
 def _from_beir(place: Place) -> _Content:
     set_aside = SetAside(place.source)
     columns = ("query-id", "corpus-id", "score")
-    splits = {
-        path.stem: read_separated(path, set_aside, source=f"{place.source}, {path.name}", columns=columns)
-        for path in sorted((place.path / "qrels").glob("*.tsv"))
-        if path.stem in ("train", "dev", "test")
-    }
+    splits = {}
+    for split in ("dev", "test", "train"):
+        path = place.path / "qrels" / f"{split}.tsv"
+        if path.is_file():
+            splits[split] = read_separated(path, set_aside, source=f"{place.source}, {path.name}", columns=columns)
     corpus = read_rows(place.path / "corpus.jsonl", ROWS, set_aside)
     queries = read_rows(place.path / "queries.jsonl", ROWS, set_aside) if splits else ()
     return _judged(corpus, queries, splits, set_aside)

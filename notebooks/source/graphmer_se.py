@@ -74,7 +74,7 @@
 
 # %%
 from helpers import parameters
-from helpers.data.data_source import located
+from helpers.data.data_source import locate
 from helpers.graphmer.parameters import GraphParameters, in_precision
 from helpers.machine import runtime
 from helpers.notebook import secrets
@@ -83,7 +83,8 @@ from helpers.show import tables
 
 secrets.provide("HF_TOKEN")
 params = parameters.check(GraphParameters, globals())
-data_source = located(params.data_source)
+place = locate(params.data_source)
+data_source = str(place.path or place.value)
 machine = runtime.detect(params.use_tpu, params.precision)
 configuration = params.configuration(machine)
 machine = in_precision(machine, configuration)
