@@ -233,7 +233,7 @@ def setup_cell(
     twin: str,
     files: dict[str, bytes],
     shown: dict[str, bytes],
-    table: list[list],
+    table: list[tuple],
     where: str = "setup cell",
 ) -> str:
     """Code of the setup cell: a readable header, then setup_cell.py with its constants filled in.

@@ -9,22 +9,22 @@ from types import CodeType
 from closure import imports
 from nbformat import NotebookNode
 
-from helpers.notebook.order import METHOD, names
+from helpers.notebook.order import METHOD, Cell, names
 
 TITLE = re.compile(r"# @title ([^{\n]+)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 BOUND = ("STORE_NAME", "DELETE_NAME")
 
 
-def table(cells: list[NotebookNode], package: str) -> list[list]:
-    """For every code cell but the setup what helpers/notebook/order.py calls a `Cell`.
+def table(cells: list[NotebookNode], package: str) -> list[Cell]:
+    """A `Cell` for every code cell but the setup.
 
     package: of the method's room. Its name stands for the modules that `run.use_method()` imports anew: that cell makes them, and every
     later cell that imports from the package needs them. What is imported from elsewhere is the same under all settings, and counts
     neither as made nor as needed. A cell that calls `globals()` needs all that was made before. `trainer.train()` makes the trainer
     and the `model`.
     """
-    rows: list[list] = []
+    rows: list[Cell] = []
     maker: dict[str, int] = {}  # the last cell so far that makes a name
     needed: list[dict[str, int]] = []  # of each cell: names, and who makes them
     for title, tags, source in _code(cells):
@@ -33,10 +33,15 @@ def table(cells: list[NotebookNode], package: str) -> list[list]:
         if "globals" in needs:
             needs |= maker.keys()
         needed.append({name: maker[name] for name in sorted(needs & maker.keys())})
-        for earlier in range(place):
-            spoiled = {needed[earlier][name] for name in taken & needed[earlier].keys()}
-            rows[earlier][3] += [[place, whose] for whose in sorted(spoiled)]
-        rows.append([title, sorted(makes), sorted({*needed[place].values()}), []])
+        rests = {*needed[place].values()}
+        for at in [*rests]:
+            rests.update(rows[at].rests)
+        for at in rests:
+            rows[at].feeds.append(place)
+        for at, names_needed in enumerate(needed[:place]):
+            spoiled = {names_needed[name] for name in taken & names_needed.keys()}
+            rows[at].spoilers.extend((place, whose) for whose in sorted(spoiled))
+        rows.append(Cell(title, sorted(makes), sorted(rests), [], []))
         maker |= dict.fromkeys(makes, place)
     return rows
 

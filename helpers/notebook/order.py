@@ -1,9 +1,8 @@
 """Cells in any order: no cell runs on what was made for other settings, another method or other data, or on what is unfinished.
 
-The setup cell hands over what notebooks/build.py read from the notebook: for every cell its heading, the names that it makes, and the
-cells that make what it needs. When a cell runs, what later cells made of its names is taken out of the notebook. While a cell that it
-needs has not run to its end, a cell is refused before its first line. An edited cell is recognised by the names that it makes; a cell
-of the reader's own may use whatever is there.
+The setup cell hands over what notebooks/cell_order.py read from the notebook. When a cell runs, what later cells made of its names is
+taken out of the notebook. While a cell that it rests on has not run to its end, a cell is refused before its first line. An edited cell
+is recognised by the names that it makes; a cell of the reader's own may use whatever is there.
 """
 
 from __future__ import annotations
@@ -18,33 +17,25 @@ from IPython.core.error import InputRejected
 METHOD = '"{run.method}"'  # what %%writefile writes: among the names of a cell it stands for the method's file
 
 
+class Cell(NamedTuple):
+    """A cell of the notebook as it was built.
+
+    makes: names. rests: places of the cells whose names it needs, and of those that these need. feeds: places of the cells that rest
+    on it. spoilers: later cells that take or train what it needs, each with the cell that makes it.
+    """
+
+    title: str
+    makes: list[str]
+    rests: list[int]
+    feeds: list[int]
+    spoilers: list[tuple[int, int]]
+
+
 class OutOfOrder(InputRejected):
     """Other cells have to run before this one."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"OutOfOrder: {self}"]
-
-
-class Cell(NamedTuple):
-    """A cell of the notebook as it was built.
-
-    makes: names. makers: places of the cells that make what it needs. spoilers: places of later cells that take or train what it
-    needs, each with the place of the cell that makes it.
-    """
-
-    title: str
-    makes: set[str]
-    makers: set[int]
-    spoilers: list[tuple[int, int]]
-
-
-class Run(NamedTuple):
-    """A cell that ran: its code, the names that it needed and made, its place; None for a cell of the reader's own."""
-
-    code: str
-    needs: set[str]
-    makes: set[str]
-    place: int | None
 
 
 def names(tree: ast.Module) -> tuple[set[str], set[str]]:
@@ -58,24 +49,23 @@ def names(tree: ast.Module) -> tuple[set[str], set[str]]:
             needs.add(step.argval)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
-            parts = {getattr(part, "id", "") for part in ast.walk(node)}
-            makes |= needs & parts
+            makes |= needs.intersection(getattr(part, "id", "") for part in ast.walk(node))
     return needs, makes
 
 
 class Order:
     """An AST transformer of IPython, which may refuse a cell.
 
-    ran: the cells that count, in the order of their last run, by place; those of the reader's own by their code. begun: how many
-    cells were begun when that at a place was.
+    ran: code and names of the cells that count, in the order of their last run, by place; the reader's own by their code. begun: when
+    a cell began, counted in cells.
     """
 
-    def __init__(self, shell, cells: list):
+    def __init__(self, shell, cells: str):
         self.variables = shell.user_ns
-        self.cells = [Cell(title, {*makes}, {*makers}, spoilers) for title, makes, makers, spoilers in cells]
-        self.ran: dict[int | str, Run] = {}
-        self.begun: dict[int | None, int] = {}
-        self.running: Run | None = None
+        self.cells = [Cell(*fields) for fields in json.loads(cells)]
+        self.ran: dict[int | str, tuple[str, set[str]]] = {}
+        self.begun: dict[int, int] = {}
+        self.running: tuple = ()
 
     def visit(self, tree: ast.AST) -> ast.AST:
         """Before a cell runs. Raises OutOfOrder."""
@@ -84,83 +74,74 @@ class Order:
         needs, makes = names(tree)
         place = self._place(makes)
         if place is None:
-            missing = self._first_makers(needs - self.variables.keys()) - self.ran.keys()
+            missing = self._makers(needs - self.variables.keys()) - self.ran.keys()
+            missing |= set().union(*(self.cells[maker].rests for maker in missing)) - self.ran.keys()
+            stale = set().union(*(self.cells[maker].feeds for maker in self._makers(makes)))
         else:
-            missing = self.cells[place].makers - self.ran.keys()
-            for spoiler, maker in self.cells[place].spoilers:
+            cell = self.cells[place]
+            missing = {*cell.rests} - self.ran.keys()
+            for spoiler, maker in cell.spoilers:
                 if self.begun.get(spoiler, 0) > self.begun.get(maker, 0):
                     missing.add(maker)
-        self._refuse(needs, missing)
-        self.ran.pop(place, None)
-        self.begun[place] = sum(self.begun.values()) + 1
-        self._forget(self._makers(makes) if place is None else {place}, needs)
-        self.running = Run(ast.unparse(tree), needs, makes, place)
+            stale = {place, *cell.feeds}
+        if missing:
+            raise OutOfOrder(self._remedy(missing, needs))
+        for old in stale:
+            self.ran.pop(old, None)
+        self._forget(stale, needs)
+        self.begun[place] = len(self.begun) and max(self.begun.values()) + 1
+        code = ast.unparse(tree)
+        self.running = code if place is None else place, code, needs | makes
         return tree
 
     def finish(self, result) -> None:
         """After a cell."""
-        run, self.running = self.running, None
-        if run and result.success:
-            key = run.code if run.place is None else run.place
+        if self.running and result.success:
+            key, code, used = self.running
             self.ran.pop(key, None)
-            self.ran[key] = run
-        elif isinstance(result.error_in_exec, NameError):  # in a function of another cell
-            name = {result.error_in_exec.name}
-            self._refuse(name, self._first_makers(name) - self.ran.keys())
+            self.ran[key] = code, used
+        self.running = ()
 
     def code(self) -> list[str]:
-        """The running cell's code, after that of the cells which it needs, directly or not, and of the reader's own, as they ran."""
-        needed = {self.running.place}
-        for place in reversed(range(len(self.cells))):
-            if place in needed:
-                needed |= self.cells[place].makers
-        runs = [run for run in self.ran.values() if run.place is None or run.place in needed]
-        return [run.code for run in [*runs, self.running]]
-
-    def _refuse(self, needs: set[str], missing: set[int]) -> None:
-        """Raises OutOfOrder if cells are missing."""
-        if not missing:
-            return
-        names = ", ".join(sorted(name for name in needs if self._makers({name}) & missing))
-        for place in reversed(range(len(self.cells))):
-            if place in missing:
-                missing |= self.cells[place].makers - self.ran.keys()
-        titles = "\n".join(f"- {self.cells[place].title}" for place in sorted(missing))
-        raise OutOfOrder(
-            f"this cell needs {names or 'other cells'}: not there, made before the settings, the method or the data changed, or left by a "
-            f"cell that was stopped. Run these cells to their end, in this order, and then this one again:\n{titles}"
-        )
+        """Code of the running cell, after that of the cells on which it rests and of the reader's own, as they ran."""
+        place, code, _ = self.running
+        rests = self.cells[place].rests
+        return [ran for key, (ran, _) in self.ran.items() if key in rests or isinstance(key, str)] + [code]
 
     def _place(self, makes: set[str]) -> int | None:
-        """The place of the notebook's cell that makes most of these names, if they are half of its own: all of the parameters."""
-        best, found = (1, -1_000), None
+        """The place of the notebook's cell that these names fit best, half of its own at least: all where it has the parameters."""
+        best, found = 0.0, None
         for place, cell in enumerate(self.cells):
-            shared = len(makes & cell.makes)
-            enough = len(cell.makes) / (2 if cell.makers else 1)
-            if shared >= enough and (shared, -len(cell.makes)) > best:
-                best, found = (shared, -len(cell.makes)), place
+            shared = len(makes.intersection(cell.makes))
+            fit = shared**2 / (len(cell.makes) or 1)
+            if fit > best and shared * (2 if cell.rests else 1) >= len(cell.makes):
+                best, found = fit, place
         return found
 
-    def _makers(self, names: set[str]) -> set[int]:
-        return {place for place, cell in enumerate(self.cells) if names & cell.makes}
+    def _makers(self, wanted: set[str]) -> set[int]:
+        return {place for place, cell in enumerate(self.cells) if wanted.intersection(cell.makes)}
 
-    def _first_makers(self, names: set[str]) -> set[int]:
-        return {min(self._makers({name}), default=-1) for name in names} - {-1}
+    def _remedy(self, missing: set[int], needs: set[str]) -> str:
+        titles, made = [], set()
+        for place in sorted(missing):
+            titles.append(f"- {self.cells[place].title}")
+            made.update(self.cells[place].makes)
+        return (
+            f"this cell needs {', '.join(sorted(made & needs)) or 'other cells'}: not there, made before the settings, the method or the "
+            "data changed, trained since, or left by a cell that was stopped. Run these cells to their end, in this order, and then this "
+            "one again:\n" + "\n".join(titles)
+        )
 
-    def _forget(self, touched: set[int], needs: set[str]) -> None:
-        """Takes out what was made of what the touched cells make. What these make themselves goes where they count no more."""
-        stale, gone = set(touched), set()
-        for place, cell in enumerate(self.cells):
-            if cell.makers & stale:
-                stale.add(place)
-                self.ran.pop(place, None)
-            if place in stale:
-                gone |= cell.makes - needs
-        for name in gone:
-            if not self._makers({name}) & self.ran.keys():
-                self.variables.pop(name, None)
-        for key, run in [*self.ran.items()]:
-            if run.place is None and gone & (run.needs | run.makes) - self.variables.keys():
+    def _forget(self, stale: set[int], needs: set[str]) -> None:
+        """Takes out what stale cells made, unless a cell that counts made it, too, or the present one needs it."""
+        gone = set()
+        for place in stale:
+            for name in {*self.cells[place].makes} - needs:
+                if not self._makers({name}) & self.ran.keys():
+                    gone.add(name)
+                    self.variables.pop(name, None)
+        for key, (_, used) in [*self.ran.items()]:
+            if isinstance(key, str) and gone & used:
                 del self.ran[key]
 
 
@@ -170,9 +151,7 @@ watching: Order | None = None
 def watch(shell, cells: str) -> None:
     """Watches the cells of this notebook (JSON: the fields of each), and those of no other that ran in this kernel."""
     global watching
-    for former in [known for known in shell.ast_transformers if hasattr(known, "ran")]:
-        shell.ast_transformers.remove(former)
-        shell.events.unregister("post_run_cell", former.finish)
-    watching = Order(shell, json.loads(cells))
+    shell.ast_transformers = [known for known in shell.ast_transformers if not hasattr(known, "ran")]
+    watching = Order(shell, cells)
     shell.ast_transformers.append(watching)
     shell.events.register("post_run_cell", watching.finish)

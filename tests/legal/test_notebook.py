@@ -7,12 +7,13 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+import nbformat
 import pytest
 from transformers import AutoModelForCausalLM
 
 from helpers.legal.sample import sample_records
 from helpers.machine import xla
-from tests.harness import assert_refuses, run_notebook, text_of
+from tests.harness import NOTEBOOKS, assert_refuses, run_notebook, text_of
 
 TINY = {
     "data_source": "sample",
@@ -62,14 +63,30 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
 
 @pytest.mark.slow
 @pytest.mark.once
-def test_full_weights_in_two_processes(alone):
-    changes = {"method": "full"}
-    executed, results = run_notebook("legal_cot_sft", alone, TINY | changes | {"num_processes": 2})
-    assert "training in 2 processes" in text_of(executed)
-    assert results["model"]["method"] == "full"
-    assert (results["plan"]["device_count"], results["plan"]["per_device_batch_size"]) == (2, 4)
-    assert results["eval"]["after"]["completion"]["loss"] < results["eval"]["before"]["completion"]["loss"] - 0.1
-    assert (Path("out") / "model" / "model.safetensors").is_file()
+def test_two_processes_train_what_one_trains_with_edited_cells(alone):
+    notebook = nbformat.read(NOTEBOOKS / "legal_cot_sft.ipynb", 4)
+    for cell in notebook.cells:
+        cell.source = cell.source.replace(
+            "length=block, **", "length=block, label_smoothing_factor=0.1, adam_beta2=0.9, **"
+        )
+        cell.source = cell.source.replace("seed=params.seed)\nrun.same_data", "seed=params.seed + 1)\nrun.same_data")
+    (alone / "edited").mkdir()
+    nbformat.write(notebook, alone / "edited" / "legal_cot_sft.ipynb")
+    histories = {}
+    for count in (2, 1):
+        changes = {"method": "full", "num_processes": count}
+        executed, results = run_notebook("legal_cot_sft", alone, TINY | changes, alone / "edited")
+        (alone / "out").rename(alone / str(count))
+        state = json.loads((alone / str(count) / f"checkpoint-{TINY['max_steps']}" / "trainer_state.json").read_text())
+        histories[count] = [
+            entry[name]
+            for entry in state["log_history"]
+            for name in ("loss", "grad_norm", "eval_loss")
+            if name in entry
+        ]
+        assert ("training in 2 processes" in text_of(executed)) == (count == 2)
+        assert (results["plan"]["device_count"], results["plan"]["per_device_batch_size"]) == (count, 8 // count)
+    assert histories[2] == pytest.approx(histories[1], rel=1e-4)
 
 
 @pytest.mark.slow

@@ -1,0 +1,178 @@
+"""The cells of a notebook in any order, in one live kernel: what is saved was made by the settings beside it, or a cell is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_client.manager import run_kernel
+from papermill.iorw import load_notebook_node
+from papermill.parameterize import parameterize_notebook
+
+from helpers.notebook import method
+from tests.harness import ROOT, START
+
+from .test_notebooks import TINY
+
+pytestmark = pytest.mark.once
+
+SMALL = {**TINY, "max_steps": 4, "eval_steps": 2, "output_dir": "out", "compare_transformer": False}
+SHOWN = "helpers/reservoir/model.py"
+LINE, EDITED = "torch.tanh(torch.baddbmm", "torch.sin(torch.baddbmm"
+LIST = re.compile(r"^- (.+)$", re.MULTILINE)
+SIGNAL = "__import__('os').kill(__import__('os').getpid(), 2)"
+# A signal at the end of a cell, when all of its names are there.
+STOP = f"\n{SIGNAL}\n__import__('time').sleep(60)"
+# A signal in the third step of a training.
+CALLBACK = f"""
+import transformers
+class Stop(transformers.TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            {SIGNAL}
+"""
+
+
+@pytest.fixture(scope="module")
+def notebooks(tmp_path_factory) -> Path:
+    """The notebooks as this checkout builds them."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    subprocess.run([sys.executable, "notebooks/build.py", "--out", str(folder)], cwd=ROOT, check=True)
+    return folder
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch) -> Path:
+    """An empty folder far from the checkout, with a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    return tmp_path
+
+
+class Live:
+    """A notebook's own code cells in one kernel, by the titles that its errors give them."""
+
+    def __init__(self, kernel, notebook: Path, parameters: dict):
+        self.kernel = kernel
+        cells = parameterize_notebook(load_notebook_node(str(notebook)), parameters).cells
+        code = [cell.source for cell in cells if cell.cell_type == "code"]
+        self.setup, self.form, self.set, *rest = code
+        table = re.search(r'^CELLS = r"""(.+)"""$', self.setup, re.MULTILINE)[1]
+        self.titles = [fields[0] for fields in json.loads(table)]
+        self.cells = dict(zip(self.titles, [self.form, *rest], strict=True))
+
+    def run(self, code: str) -> str:
+        """The error of a cell, or ""."""
+        reply = self.kernel.execute_interactive(code, output_hook=lambda message: None, timeout=600)["content"]
+        return "" if reply["status"] == "ok" else f"{reply['ename']}: {reply['evalue']}"
+
+    def change(self, **values) -> None:
+        assert not self.run("\n".join(f"{name} = {value!r}" for name, value in values.items()))
+
+    def run_all(self) -> None:
+        for code in (self.setup, self.form, self.set, *[*self.cells.values()][1:]):
+            error = self.run(code)
+            assert not error, error
+
+    def follow(self, title: str) -> list[str]:
+        """Runs a cell; while it is refused, first the cells that the error lists. Returns the titles of those."""
+        ran = []
+        while error := self.run(self.cells[title]):
+            assert error.startswith("OutOfOrder"), error
+            listed = LIST.findall(error)
+            assert listed == sorted(listed, key=self.titles.index) and len(ran) < 40, error
+            for each in listed:
+                ran += [*self.follow(each), each]
+        return ran
+
+
+def saved(folder: str | Path) -> tuple[dict, str]:
+    """Results of a run, and the digest of the weights that it saved. Asserts that the one describes the other."""
+    folder = Path(folder)
+    results, run = (json.loads((folder / name).read_text(encoding="utf-8")) for name in ("results.json", "run.json"))
+    assert {name: results["parameters"][name] for name in run["parameters"]} == run["parameters"]
+    assert results["code"]["method"]["sha256"] in run["method"].values()
+    text = (folder / results["code"]["method"]["file"]).read_text(encoding="utf-8")
+    assert method.digest(text) == results["code"]["method"]["sha256"]
+    weights = folder / "model" / "model.safetensors"
+    return results, hashlib.sha256(weights.read_bytes()).hexdigest()
+
+
+def test_cells_in_any_order_of_one_kernel_save_what_was_trained_or_are_refused(notebooks, alone):
+    with run_kernel(startup_timeout=START) as kernel:
+        live = Live(kernel, notebooks / "tinystories_reservoir.ipynb", SMALL)
+        *_, train, judge, _, save, _ = live.titles
+        assert not live.run(live.setup)
+        error = live.run(live.cells[train])
+        assert LIST.findall(error) == [
+            title for title in live.titles[: live.titles.index(train)] if "costs" not in title
+        ]
+        live.run_all()
+        first, weights = saved("out")
+
+        live.change(units=24, output_dir="wide")  # the settings, and then the cells that one thinks of
+        for code in (live.cells[title] for title in live.titles[1:2]):
+            assert not live.run(code)
+        assert "model" in live.run(live.cells[train]) and "trainer" in live.run("print(trainer)")
+        assert train in live.follow(save)
+        assert saved("wide")[0]["parameters"]["units"] == 24 and not Path("wide/results.json").samefile(
+            "out/results.json"
+        )
+
+        (shown,) = (title for title, code in live.cells.items() if code.startswith("%%writefile"))
+        live.cells[shown] = live.cells[shown].replace(LINE, EDITED)
+        live.change(units=SMALL["units"], output_dir="out")
+        live.follow(save)
+        (folder,) = alone.glob("out-edited-*")
+        results, edited = saved(folder)
+        assert results["code"]["method"]["edited"] and edited != weights
+        assert EDITED in (folder / "model/model.py").read_text(encoding="utf-8")  # what loads it elsewhere
+        live.cells[shown] = live.cells[shown].replace(EDITED, LINE)
+        assert not live.run(live.cells[shown])
+        assert "OutOfOrder" in live.run(live.cells[save])
+        live.follow(save)
+        assert saved("out")[1] == weights and saved("out")[0]["train"]["loss_last"] == first["train"]["loss_last"]
+        # Neither a second notebook with the same payload nor the checkout sees the edit.
+        assert not [*(alone / "home" / ".cache").rglob("model.py")]
+        assert EDITED not in (ROOT / SHOWN).read_text(encoding="utf-8")
+
+        live.change(output_dir="stopped")
+        assert not live.run(CALLBACK)
+        for title in LIST.findall(live.run(live.cells[train])):
+            live.follow(title)
+        stopped = live.cells[train].replace("trainer.train(", "trainer.add_callback(Stop())\ntrainer.train(")
+        assert live.run(stopped).startswith("Stopped: SIGINT at step 3")
+        for title in live.titles[live.titles.index(judge) : -1]:
+            assert train in LIST.findall(live.run(live.cells[title]))
+        live.follow(train)
+        for title in (live.titles[2], judge, save):
+            live.follow(title)
+            assert live.run(live.cells[title] + STOP).startswith("KeyboardInterrupt")
+        live.follow(save)
+        assert saved("stopped")[1] == weights
+
+
+@pytest.mark.slow
+def test_an_edited_notebook_trains_in_two_processes(notebooks, alone):
+    notebook = load_notebook_node(str(notebooks / "tinystories_reservoir.ipynb"))
+    (cell,) = [cell for cell in notebook.cells if "method" in cell.metadata.get("tags", ())]
+    cell.source = cell.source.replace(LINE, EDITED)
+    nbformat.write(notebook, "edited.ipynb")
+    values = [word for name, value in {**TINY, "output_dir": "out"}.items() for word in ("-p", name, str(value))]
+    shutil.copytree(ROOT / "helpers", alone / "helpers")
+    (alone / SHOWN).unlink()  # as in a payload
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "helpers.batch.processes", "edited.ipynb", *values]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (folder,) = alone.glob("out-edited-*")
+    assert json.loads((folder / "results.json").read_text())["code"]["method"]["edited"]
