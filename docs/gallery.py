@@ -41,7 +41,6 @@ PARAMETERS = {
         "base_model": MINILM,
         "num_rows": 2000,
         "try_compile": False,
-        "text": "Return the number of bytes that were written to the socket.",
     },
 }
 WIDTH, COLOURS = 720, 32  # of a picture

@@ -80,18 +80,18 @@ def compared(task, change: dict) -> dict:
 
     from helpers.tuning import ladder
 
-    real, windows = ladder.window, []
+    real, windows = ladder.measure_window, []
 
     def window(task, settings, examples, patience=0.0):
         windows.append(change.items() <= settings.items())
         return dataclasses.replace(real(task, settings, examples), examples_per_second=1 / settings["pad_to"])
 
-    ladder.window = window
+    ladder.measure_window = window
     try:
-        found = ladder.compare(task, task.start, task.start | change, 16, math.inf)
+        result = ladder.compare_speed(task, task.start, ladder.Rung("change", change), 16, math.inf)
     finally:
-        ladder.window = real
-    return found | {"window": dataclasses.asdict(found["window"]), "changed": windows}
+        ladder.measure_window = real
+    return dataclasses.asdict(result) | {"changed": windows}
 
 
 def digest(model) -> str:

@@ -1,125 +1,105 @@
-"""What hardware tuning gave on a CPU, and the speed of the script that it carries away."""
+"""What hardware tuning gave on a CPU: time to the quality of the stock Trainer, a small file, and the script that is carried away."""
 
-import re
+from __future__ import annotations
 
-from build import ratio, result, spread
+from build import result
 from evidence import declarations
 
 from helpers.show import tables
-from helpers.tuning import evaluation
 from helpers.tuning.parameters import TuningParameters
 
-OVER = "all that was kept, over the stock Trainer"  # the last entry of a ladder that kept something
 FILE, OWN, SCRIPT = "hardware_tuning_cpu.json", "tuning_own_csv.json", "tuned_script_cpu.json"
-FORMER = "hardware_tuning_bf16_cpu.json"  # by the ladder before the present one
-
-
-def optimisations() -> str:
-    """One at a time, on top of what was kept."""
-    found = result(FILE)
-    data, asked = found["data"], found["parameters"]
-    return (
-        f"MiniLM ({found['model']['trainable']:,} weights) on {data['train_examples']:,} of banking77's questions with {data['labels']} "
-        f"labels, at most {asked['max_length']} tokens, `learning_rate={asked['learning_rate']:g}`, from a stock `Trainer`; {found['clock']} of one thread on a busy "
-        f"{found['runtime']['device_name']} without bf16 instructions. A ratio is the median of its pairs, with the interval of the "
-        f"sign test.\n\n{_ladder(found)}"
-    )
-
-
-def with_bf16() -> str:
-    """Another CPU, which multiplies bf16."""
-    found = result(FORMER)
-    over, kept = found["over_start"], [each for each in found["optimisations"] if each["verdict"].startswith("kept")]
-    said = ", ".join(f"{each['name']} {each['verdict'].removeprefix('kept: ').partition(',')[0]}" for each in kept)
-    return (
-        f"On a CPU with bf16 instructions the ladder before the present one (commit {found['code']['commit'][:7]}) kept {said}; together "
-        f"{over['value']:.2f} times ({over['low']:.2f} to {over['high']:.2f}) the stock `Trainer` in {found['clock']}."
-    )
-
-
-def _ladder(found: dict) -> str:
-    return tables.markdown([{"on top of what was kept": each["name"], "": each["verdict"]} for each in found["ladder"]])
-
-
-def whole_runs() -> str:
-    """The stock Trainer and what was kept, over seeds."""
-    found = result(FILE)
-    pairs, asked = _pairs(found), found["parameters"]
-    rows = [
-        {
-            "": name,
-            "training, seconds": spread([pair[side]["training_seconds"] for pair in pairs], 0),
-            "test F1": spread([pair[side]["f1"] for pair in pairs]),
-        }
-        for name, side in (("stock `Trainer`", "stock"), ("what was kept", "tuned"))
-    ]
-    rows += [
-        {"": f"{name}, first seed", "test F1": f"{scores['f1']:.3f}"}
-        for name, scores in found["eval"]["baselines"].items()
-    ]
-    return (
-        f"{len(pairs)} pairs of runs over as many examples as {asked['max_steps']} steps of 8, a pair a seed; mean ± sample standard "
-        f"deviation. So few steps leave the model half trained, and so few seeds the interval wide. {_quality(found)}\n\n"
-        f"{tables.markdown(rows)}"
-    )
-
-
-def _quality(found: dict) -> str:
-    """What the runs of a results file say of quality, by the present rule."""
-    return evaluation.verdict(found["verdict"]["runs"]).why
-
-
-def _pairs(found: dict) -> list[dict]:
-    return [pair for pair in found["verdict"]["runs"].values() if len(pair) == 2]
-
-
-def own_csv() -> str:
-    """A small file of one's own, with little time. notebook_seconds: of `helpers.batch`'s results.csv, added to the results."""
-    found = result(OWN)
-    data = found["data"]
-    rows = data["train_examples"] + data["eval_examples"] + data["test_examples"]
-    ours, words = found["eval"]["after"]["f1"], found["eval"]["baselines"]["a linear model on words"]["f1"]
-    return (
-        f"A CSV of {rows} short messages with {data['labels']} labels, MiniLM, `tuning_minutes={found['parameters']['tuning_minutes']:g}`, on one "
-        f"thread of a machine that others kept busy: the whole notebook, from its first cell to its last, ended after "
-        f"{tables.seconds(found['notebook_seconds'])}. {_quality(found)} Test F1 on its {data['test_examples']} test messages is {ours:.3f}, and "
-        f"{words:.3f} for a linear model on words.\n\n{_ladder(found)}"
-    )
-
-
-def script() -> str:
-    """The exported script's speed beside the notebook's."""
-    found = result(SCRIPT)
-    (each,) = found["comparisons"]
-    low, target = each["ratio_range"][0], each["target_ratio"]
-    within = (
-        "not within"
-        if each["ratio"] < target
-        else "within"
-        if low >= target
-        else "in the median, but not in each turn, within"
-    )
-    return (
-        f"Alone in an empty folder, in an isolated interpreter, the script with the settings above trained {ratio(each, 2)} times as many "
-        f"examples a second as the notebook's own trainer ({each['clock']}, {each['steps']} steps, median and range of "
-        f"{found['repetitions']} turns): {within} a tenth."
-    )
+BATCH, RATE = "per_device_train_batch_size", "learning_rate"
 
 
 def headline() -> str:
     """In a few words, for README.md."""
-    found = result(FILE)
-    lines = ", ".join(
-        f"`{name}={value!r}`" for each in found["ladder"] if each["kept"] for name, value in each["change"].items()
-    )
-    if not lines:
-        return f"MiniLM on banking77: no change was faster than a stock `Trainer` on one CPU thread ({found['clock']})."
-    over = next(each["verdict"] for each in found["ladder"] if each["name"] == OVER)
-    words = found["eval"]["baselines"]["a linear model on words"]["f1"]
-    middle, low, high = re.search(r"([\d.]+) x \(([\d.]+) to ([\d.]+),", over).groups()
+    results = result(FILE)
+    if results["race"]["outcome"] != "kept":
+        return f"MiniLM on banking77: {results['race']['detail']}"
+    quality, tuned = results["race"]["quality"], results["settings"]["tuned"]
+    words = results["eval"]["baselines"]["a linear model on words"]["f1"]
     return (
-        f"MiniLM on banking77 trains **{middle} times as fast ({low} to {high})** on one CPU thread as with a stock `Trainer` "
-        f"({found['clock']}; {lines}). {_quality(found)} After so few steps both stay below a linear model on words (F1 {words:.3f})."
+        f"MiniLM on banking77 reaches the stock `Trainer`'s quality in **{1 / quality['speed']:.0%} of its processor time** on one CPU thread "
+        f"(batch {tuned[BATCH]}, {tuned[RATE] / results['settings']['start'][RATE]:g} times the rate, {_sampling(tuned)}; {quality['seeds']} seeds). "
+        f"{_f1(results)} A linear model on words, in seconds, has F1 {words:.3f}: for short texts with many labels take that first."
+    )
+
+
+def _sampling(settings: dict) -> str:
+    return "batches grouped by length" if settings["train_sampling_strategy"] == "group_by_length" else "random order"
+
+
+def _f1(results: dict) -> str:
+    mean, low, high = results["f1_over_stock"]
+    return f"Test F1 {mean:+.3f} ({low:+.3f} to {high:+.3f}, {results['data']['test_examples']:,} questions)."
+
+
+def ladder() -> str:
+    """What was faster, one change at a time, on top of what was kept."""
+    results = result(FILE)
+    data, parameters = results["data"], results["parameters"]
+    return (
+        f"MiniLM ({results['model']['trainable']:,} weights) on {data['train_examples']:,} of banking77's questions with {data['labels']} labels, "
+        f"at most {parameters['max_length']} tokens, `learning_rate={parameters['learning_rate']:g}`; {results['clock']} of one thread on a busy "
+        f"{results['runtime']['device_name']}. A ratio is the median of its pairs, with the interval of the sign test.\n\n{_rungs(results)}"
+    )
+
+
+def _rungs(results: dict) -> str:
+    return tables.markdown([{"change": rung["name"], "verdict": rung["verdict"]} for rung in results["ladder"]])
+
+
+def quality() -> str:
+    """Whole runs of the stock Trainer and of the candidates on the same examples."""
+    results = result(FILE)
+    return f"{_race(results)}\n\n{_f1(results) if results['f1_over_stock'] else ''}"
+
+
+def _race(results: dict) -> str:
+    race = results["race"]
+    rows = []
+    for trial in race["trials"]:
+        losses = trial["dev_losses"]
+        row = {
+            "batch": trial["settings"][BATCH],
+            "learning rate": f"{trial['settings'][RATE]:.2g}",
+            "seed": trial["seed"],
+        }
+        rows.append(row | {"training, s": f"{trial['seconds']:.0f}", "dev loss": f"{sum(losses) / len(losses):.3f}"})
+    table = f"\n\n{tables.markdown(rows)}" if rows else ""
+    return f"Each run sees {race['examples']:,} examples. Outcome: **{race['outcome']}**. {_sentence(race)}{table}"
+
+
+def _sentence(race: dict) -> str:
+    found = race["quality"]
+    if not found:
+        return race["detail"]
+    return (
+        f"The chosen settings took 1/{found['speed']:.2f} of the time; their dev loss is {found['difference']:+.3f} ({found['low']:+.3f} to "
+        f"{found['high']:+.3f}) beside the stock Trainer's, and at most {found['margin']:+.3f} counts as as good ({found['seeds']} seeds)."
+    )
+
+
+def own_csv() -> str:
+    """A small file of one's own, with little time. notebook_seconds: of `helpers.batch`'s results.csv, added to the results."""
+    results = result(OWN)
+    data, baselines = results["data"], results["eval"]["baselines"]
+    rows = data["train_examples"] + data["eval_examples"] + data["test_examples"]
+    return (
+        f"A CSV of {rows} short messages with {data['labels']} labels, MiniLM, `tuning_minutes={results['parameters']['tuning_minutes']:g}`, on one "
+        f"thread of a machine that others kept busy: the whole notebook, from its first cell to its last, ended after "
+        f"{tables.seconds(results['notebook_seconds'])}. {_race(results)}\n\nTest F1 on its {data['test_examples']} test messages is "
+        f"{results['eval']['after']['f1']:.3f}, and {baselines['a linear model on words']['f1']:.3f} for a linear model on words."
+    )
+
+
+def script() -> str:
+    """The exported script beside the notebook."""
+    (comparison,) = result(SCRIPT)["comparisons"]
+    return (
+        f"Alone in an empty folder, in an isolated interpreter, the script trained on the notebook's rows to a test F1 of "
+        f"{comparison['script_f1']:.3f}, the notebook to {comparison['notebook_f1']:.3f} ({comparison['test_texts']:,} texts)."
     )
 
 

@@ -1,22 +1,17 @@
-"""F1 on the test texts; the stock Trainer and the tuned settings over paired seeds."""
+"""Scores on texts, and whether a candidate trains as well as the stock Trainer: paired text by text."""
 
 from __future__ import annotations
 
 import math
-import statistics
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from helpers.machine import ranks
-from helpers.show import tracking
-
-START, TUNED = "stock", "tuned"
-MARGIN = 0.01  # of F1: quality counts as kept where the whole interval lies above a loss of so much
+MARGIN = 0.02  # of the stock run's dev loss: what a candidate may lose and still be called as good
+FEWEST_TEXTS = 20  # below it an interval says nothing
+RESAMPLES = 1000
 
 
 def scores(predicted: Sequence[int], labels: Sequence[int]) -> dict[str, float]:
@@ -27,83 +22,91 @@ def scores(predicted: Sequence[int], labels: Sequence[int]) -> dict[str, float]:
     return {"f1": float(f1), "accuracy": float(accuracy_score(labels, predicted))}
 
 
-# ---- stock and tuned at equal quality
+@dataclass(frozen=True)
+class Trial:
+    """A whole training run on the same examples as every other one."""
 
-Runs = Mapping[int, Mapping[str, Mapping[str, Any]]]  # seed -> START or TUNED -> scores and training_seconds
+    settings: dict[str, Any]
+    seed: int
+    seconds: float  # of training, by `training.clock`
+    dev_losses: list[float]  # of each dev text
+
+    @property
+    def dev_loss(self) -> float:
+        return float(np.mean(self.dev_losses))
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The tuned settings against the stock Trainer, over the seeds that trained both."""
+class Quality:
+    """Tuned runs beside stock runs with the same seeds."""
 
-    runs: Runs
-    quality_kept: bool | None  # None: not decided
-    why: str
+    speed: float  # seconds of the stock runs over those of the tuned ones
+    difference: float  # of the mean loss of a dev text, tuned less stock
+    low: float
+    high: float
+    margin: float
+    seeds: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.speed:.2f} times as fast, dev loss {self.difference:+.3f} ({self.low:+.3f} to {self.high:+.3f}, {self.seeds} seed(s)); "
+            f"as good is at most {self.margin:+.3f}"
+        )
 
 
-def measured(trainer, task) -> dict[str, float]:
-    """Scores of a trained model on the test texts, and the seconds that its training took."""
-    rows = task.rows("test", trainer.settings)
-    found = scores(trainer.logits(rows).argmax(axis=1), [row["labels"] for row in rows])
-    return {**found, "training_seconds": trainer.training_seconds()}
+def compare_quality(stock: Sequence[Trial], tuned: Sequence[Trial]) -> Quality:
+    """The difference in dev loss with its 95 % interval: over dev texts, and from three seeds on over seeds where that is wider.
 
-
-def paired_seeds(trainer, task, folder: Path, train, *, seconds: float) -> Verdict:
-    """Trains the stock and the tuned settings with each seed, as far as they are expected to end within `seconds`.
-
-    Args:
-        trainer: the tuned run of the first seed, trained.
-        train: (settings, folder, seed) -> a trained trainer.
+    Fewer than 20 dev texts give an interval without ends.
     """
-    params, began = task.params, time.monotonic()
-    runs = {params.seed: {TUNED: measured(trainer, task)}}
-    tuned = trainer.settings
-    if tuned == task.start:
-        why = "No change was kept: the stock Trainer was trained once, and there is nothing to compare."
-        return Verdict(runs, None, why)
-    last = trainer.results()["train"]["seconds"]
-    for seed in range(params.seed, params.seed + params.paired_seeds):
-        for name, settings in ((START, task.start), (TUNED, tuned)):
-            if name in runs.get(seed, {}):
-                continue
-            left = seconds - ranks.broadcast(time.monotonic() - began)
-            if last > left:
-                tracking.say(f"Seed {seed}, {name}: left out, since no time of tuning_minutes is left.")
-                return verdict(runs)
-            tracking.say(f"Seed {seed}, {name}")
-            started = time.monotonic()
-            runs.setdefault(seed, {})[name] = measured(train(settings, folder / f"{name}-{seed}", seed), task)
-            last = max(last, ranks.broadcast(time.monotonic() - started))
-    return verdict(runs)
+    losses = np.array([trial.dev_losses for trial in tuned]) - np.array([trial.dev_losses for trial in stock])
+    half = math.inf
+    if losses.shape[1] >= FEWEST_TEXTS:
+        half = _half_width(losses.mean(axis=0))
+        if len(losses) >= 3:
+            half = max(half, _half_width(losses.mean(axis=1)))
+    mean = float(losses.mean())
+    return Quality(
+        speed=sum(trial.seconds for trial in stock) / sum(trial.seconds for trial in tuned),
+        difference=mean,
+        low=mean - half,
+        high=mean + half,
+        margin=MARGIN * float(np.mean([trial.dev_loss for trial in stock])),
+        seeds=len(stock),
+    )
 
 
-def verdict(runs: Runs) -> Verdict:
-    """Whether test F1 is kept: Student's 95 % interval of the mean difference over paired seeds, against `MARGIN`.
-
-    A loss that is not shown is not a quality that is kept: where the interval holds both, quality is not decided.
-    """
+def _half_width(values: np.ndarray) -> float:
+    """Of Student's 95 % interval of the mean."""
     from scipy.stats import t
 
-    pairs = [pair for pair in runs.values() if len(pair) == 2]
-    differences = [pair[TUNED]["f1"] - pair[START]["f1"] for pair in pairs]
-    seeds = len(pairs)
-    if seeds < 3:
-        measured_so_far = f" F1 {statistics.fmean(differences):+.4f} over {seeds} seed(s)." if pairs else ""
-        return Verdict(
-            runs, None, f"Quality: not decided, since that takes three seeds with both settings.{measured_so_far}"
+    return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+
+
+def f1_difference(labels: Sequence[int], stock: np.ndarray, tuned: np.ndarray) -> tuple[float, float, float]:
+    """Macro F1 of the tuned runs less that of the stock runs, mean over seeds, and its 95 % interval over test texts.
+
+    stock, tuned: predictions, [seeds, texts], of the same seeds. The bootstrap draws texts, so that each pair shares them.
+    """
+    labels = np.asarray(labels)
+    classes = int(max(labels.max(), stock.max(), tuned.max())) + 1
+    draw, drawn = np.random.default_rng(0), []
+    for _ in range(RESAMPLES):
+        texts = draw.integers(len(labels), size=len(labels))
+        drawn.append(
+            _mean_f1(labels[texts], tuned[:, texts], classes) - _mean_f1(labels[texts], stock[:, texts], classes)
         )
-    mean = statistics.fmean(differences)
-    half = float(t.ppf(0.975, seeds - 1)) * statistics.stdev(differences) / math.sqrt(seeds)
-    low, high = mean - half, mean + half
-    difference = f"Test F1 {mean:+.4f} ({low:+.4f} to {high:+.4f} over {seeds} seeds)"
-    smaller_batch = "If the batch has grown, training had fewer steps: set batch_size to the stock batch and run again in a new folder."
-    if high < 0:
-        return Verdict(runs, False, f"{difference}: WORSE than the stock Trainer. {smaller_batch}")
-    if low >= -MARGIN:
-        word = "better than" if low > 0 else "as good as"
-        return Verdict(runs, True, f"{difference}: {word} the stock Trainer, within {MARGIN:g}.")
-    why = f"{difference}: not decided, since a loss of more than {MARGIN:g} is possible"
-    if max(differences) < 0:
-        why += f" and F1 was lower with each of the {seeds} seeds. {smaller_batch}"
-        return Verdict(runs, None, why)
-    return Verdict(runs, None, f"{why}.")
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    mean = _mean_f1(labels, tuned, classes) - _mean_f1(labels, stock, classes)
+    return float(mean), float(low), float(high)
+
+
+def _mean_f1(labels: np.ndarray, predictions: np.ndarray, classes: int) -> float:
+    """Mean over seeds of macro F1, as `scores` computes it."""
+    present = np.bincount(labels, minlength=classes)
+    total = 0.0
+    for predicted in predictions:
+        hits = np.bincount(labels[labels == predicted], minlength=classes)
+        f1 = 2 * hits / np.maximum(present + np.bincount(predicted, minlength=classes), 1)
+        total += f1[present > 0].mean()
+    return float(total / len(predictions))

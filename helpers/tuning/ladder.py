@@ -38,6 +38,7 @@ HOPELESS = 5  # times as long as the other side's warm-up: bf16 that a CPU emula
 GRACE = 10  # seconds beside it: libraries load kernels, workers start
 COMPILE_SECONDS = 120  # that torch.compile may take before its first step
 CLIMB_SHARE = 1 / 3  # of tuning_minutes, for windows; the rest is for trials
+LEARNED = 0.97  # of the loss of the label frequencies: a run that ends above it has learned next to nothing
 SPARE = 0.85  # of the time that is left is planned with: evaluations and the unexpected take the rest
 
 
@@ -223,6 +224,11 @@ class Climb:
         size = asked // devices if asked else 2 * before
         while before < size and (asked or size <= largest):
             grown = self.attempt(Rung(f"batch {size * devices}", {BATCH: size}))
+            if grown.outcome is Outcome.TOO_LARGE:  # with it there is room, at the price of time
+                saving = {BATCH: size, "gradient_checkpointing": True}
+                can = getattr(task.model, "supports_gradient_checkpointing", False)
+                why_not = "" if can else "the model has none"
+                grown = self.attempt(Rung(f"gradient checkpointing, batch {size * devices}", saving, why_not))
             if asked or grown.outcome is not Outcome.KEPT:
                 break
             size *= 2
@@ -265,6 +271,12 @@ class Race:
     quality: Quality | None  # of the candidate that was judged last, beside the stock Trainer
     detail: str
 
+    def pairs(self, start: Settings) -> list[tuple[Trial, Trial]]:
+        """The runs of the stock Trainer and of the chosen settings with the same seed."""
+        stock = {trial.seed: trial for trial in self.trials if trial.settings == start}
+        tuned = [trial for trial in self.trials if trial.settings == self.settings and self.settings != start]
+        return [(stock[trial.seed], trial) for trial in tuned]
+
 
 def candidates(task: Task, fastest: Settings) -> list[Settings]:
     """The fastest settings with the rate times k and times the root of k; then the same with half of the batch, down to the start's."""
@@ -279,13 +291,10 @@ def candidates(task: Task, fastest: Settings) -> list[Settings]:
 
 def examples_of_a_trial(task: Task, tried: list[Tried], seeds: int, seconds: float) -> int:
     """As many as let the stock Trainer and the fastest settings train with each seed, and one more candidate, in that time."""
-    start, fastest = tried[0].window, tried[0].window
-    for rung in tried:
-        if rung.outcome is Outcome.KEPT:
-            fastest = rung.window
+    windows = [rung.window for rung in tried if rung.outcome in (Outcome.START, Outcome.KEPT)]
     batch = task.start[BATCH] * task.runtime.device_count
-    slow = start.step_seconds / batch  # wall time of an example
-    fast = slow * start.examples_per_second / fastest.examples_per_second
+    slow = windows[0].step_seconds / batch  # wall time of an example
+    fast = slow * windows[0].examples_per_second / windows[-1].examples_per_second
     affordable = SPARE * seconds / (seeds * slow + (seeds + 1) * fast)
     whole = task.plan(task.start).max_steps * batch
     return min(whole, int(affordable) // batch * batch)
@@ -300,18 +309,23 @@ def race(task: Task, tried: list[Tried], folder: Path, *, seconds: float) -> Rac
     start, fastest, deadline = task.start, chosen(tried), now() + seconds
     batch = start[BATCH] * task.runtime.device_count
     whole = task.plan(start).max_steps * batch
-    if fastest == start:
-        return Race(0, False, [], start, Outcome.NOT_FASTER, None, "Nothing was faster than the stock Trainer here.")
-    seeds = max(1, task.params.paired_seeds)
-    examples = examples_of_a_trial(task, tried, seeds, seconds)
-    if examples < LEAST_STEPS * batch:
-        seeds = 1
-        examples = examples_of_a_trial(task, tried, seeds, seconds)
-    if examples < min(whole, LEAST_STEPS * batch):
-        why = "No time of tuning_minutes is left to compare quality, so the stock settings stay: raise tuning_minutes."
-        return Race(examples, False, [], start, Outcome.NOT_DECIDED, None, why)
-
     trials: list[Trial] = []
+    examples = 0
+
+    def stopped(outcome: Outcome, why: str) -> Race:
+        return Race(examples, examples == whole, trials, start, outcome, None, why)
+
+    if fastest == start:
+        return stopped(Outcome.NOT_FASTER, "Nothing was faster than the stock Trainer here.")
+    fewest = min(whole, LEAST_STEPS * batch)
+    for seeds in (task.params.paired_seeds, 1):
+        examples = examples_of_a_trial(task, tried, seeds, seconds)
+        if examples >= fewest:
+            break
+    else:
+        return stopped(
+            Outcome.NOT_DECIDED, "No time of tuning_minutes is left to compare quality: raise tuning_minutes."
+        )
 
     def train(settings: Settings, seed: int) -> Trial:
         trials.append(run_trial(task, settings, folder, seed=seed, examples=examples))
@@ -323,6 +337,9 @@ def race(task: Task, tried: list[Tried], folder: Path, *, seconds: float) -> Rac
     began, first_seed = now(), task.params.seed
     stock = [train(start, first_seed)]
     pace = now() - began  # wall seconds of the slowest trial
+    if stock[0].dev_loss > LEARNED * task.loss_of_frequencies():
+        why = f"The stock run over {examples:,} examples learned next to nothing, so there is no quality to compare: train longer."
+        return stopped(Outcome.NOT_DECIDED, why)
     quality, outcome, settings, tuned = None, Outcome.NOT_DECIDED, start, []
     for candidate in candidates(task, fastest):
         if not has_time(pace):

@@ -49,7 +49,8 @@ class TuningParameters(Parameters):
     )
     tuning_minutes: float = parameter(
         30.0,
-        "Minutes for everything that is timed or compared; timing the settings takes at most half of them.",
+        "Minutes until the verdict, from the first cell on: timing, and training runs that compare quality. Training the model to take "
+        "away comes on top where it is longer than such a run.",
         group=TUNING,
         low=0.1,
         identity=False,
@@ -57,9 +58,9 @@ class TuningParameters(Parameters):
     try_compile: bool = parameter(True, "Try torch.compile, which takes minutes and may crash on Colab.", group=TUNING)
     paired_seeds: int = parameter(
         3,
-        "Seeds with which both the stock and the tuned settings are trained, as far as tuning_minutes allows; with fewer than three, quality is not decided.",
+        "Seeds with which the stock and the tuned settings are compared, as far as tuning_minutes allows.",
         group=TUNING,
-        low=0,
+        low=1,
         high=100,
         identity=False,
     )

@@ -1,7 +1,7 @@
 """The classifier, one training run of it, and its training step for the planner.
 
-Settings are fields of `TrainingArguments`, with two that are not among them: `attn_implementation` of the model, and `pad_to`,
-the length that the collator pads to (without it: the longest text of a batch).
+Settings are fields of `TrainingArguments`, with three that are not among them: `attn_implementation` of the model, `pad_to`, the length
+that the collator pads to (without it: the longest text of a batch), and `pad_to_multiple_of`, which the collator rounds that up to.
 """
 
 from __future__ import annotations
@@ -40,17 +40,20 @@ from helpers.train.arguments import training_arguments
 from helpers.train.trainer import TrainerMixin
 
 from .data import LabelledTexts
-from .parameters import NOTEBOOK, TuningParameters, recipe
+from .evaluation import Trial
+from .parameters import LEARNING_RATE, NOTEBOOK, TuningParameters, recipe
 from .sample import sample_classifier
 
 IGNORED = -100  # label of a row that only fills a batch: no loss counts it
 Settings = dict[str, Any]
-NOT_ARGUMENTS = ("attn_implementation", "pad_to")
-BATCH = "per_device_train_batch_size"
-PLANNED = (BATCH, "bf16", "fp16", "tf32", "gradient_checkpointing")  # through the plan
+NOT_ARGUMENTS = ("attn_implementation", "pad_to", "pad_to_multiple_of")
+BATCH, RATE = "per_device_train_batch_size", "learning_rate"
+SAMPLING, GROUPED = "train_sampling_strategy", "group_by_length"
+PLANNED = (BATCH, RATE, "bf16", "fp16", "tf32", "gradient_checkpointing")  # through the plan
 PROCESSOR, WALL = "processor time", "wall time"
 ROWS, LABELS = 16_000, 6  # of dair-ai/emotion, the notebook's default
 BUSY = 0.7  # utilisation below which the device waits
+EVALUATIONS = 4  # of a run
 
 
 # ---- the model
@@ -109,14 +112,16 @@ class Task:
     def start(self) -> Settings:
         """The stock Trainer: what `TrainingArguments()` and the libraries choose when they are told nothing.
 
-        On XLA each length would be compiled and the fused kernel crashes: there the start pads to `max_length`.
+        On XLA each length would be compiled and the fused kernel crashes: there the start pads to the longest text.
         """
         batch = min(8, self.params.batch_size or 8)  # a smaller one that is asked for is where it starts
-        settings = {BATCH: batch, "optim": "adamw_torch_fused", "dataloader_num_workers": 0}
-        settings |= {"train_sampling_strategy": "random", "attn_implementation": self.model.config._attn_implementation}
+        settings = {BATCH: batch, RATE: self.params.learning_rate or LEARNING_RATE}
+        settings |= {"optim": "adamw_torch_fused", "dataloader_num_workers": 0}
+        settings |= {SAMPLING: "random", "attn_implementation": self.model.config._attn_implementation}
         if self.runtime.family == "xla":
             batch = -(-batch // self.runtime.device_count)
-            settings |= {BATCH: batch, "optim": "adamw_torch", "pad_to": self.params.max_length}
+            pad_to = min(self.params.max_length, -(-self.lengths()["longest"] // 8) * 8)
+            settings |= {BATCH: batch, "optim": "adamw_torch", "pad_to": pad_to}
         return settings
 
     @functools.cached_property
@@ -142,6 +147,12 @@ class Task:
         )
         return {name: int(np.percentile(lengths, share)) for name, share in shares.items()}
 
+    def loss_of_frequencies(self) -> float:
+        """Loss on the dev texts of a model that knows nothing but how frequent each label is among the training texts."""
+        counts = np.bincount([label for _, label in self.texts.train], minlength=len(self.texts.labels)) + 1
+        log_shares = np.log(counts / counts.sum())
+        return float(-np.mean([log_shares[label] for _, label in self.texts.validation]))
+
     def untrained(self, seed: int):
         """A copy of the first weights; with another seed than the parameters' a new head, of a sample model all is new."""
         if seed == self.params.seed:
@@ -152,19 +163,18 @@ class Task:
     def plan(self, settings: Settings, steps: int = 0) -> Plan:
         """The plan of a run with these settings: nothing is accumulated, since which batch fits is found out by trying.
 
-        steps: 0 for as many as see the examples that the start would see, whatever the batch. The learning rate grows with
-        the square root of the batch, which suits Adam (Malladi et al. 2022).
+        steps: 0 for as many as see the examples that the start would see, whatever the batch.
         """
         params, devices = self.params, self.runtime.device_count
-        start, size = (each[BATCH] for each in (self.start, settings))
-        asked = recipe(len(self.texts.train), start * devices, params.max_length, params.max_steps)
+        size = settings[BATCH]
+        asked = recipe(len(self.texts.train), self.start[BATCH] * devices, params.max_length, params.max_steps)
         precision = next((half for half in ("bf16", "fp16") if settings.get(half)), "fp32")
         planned = planner.plan(
             dataclasses.replace(asked, micro_batch_size=size),
             self.step,
             dataclasses.replace(self.runtime, precision=precision),
             batch_size=size * devices,
-            learning_rate=(params.learning_rate or asked.learning_rate) * math.sqrt(size / start),
+            learning_rate=settings[RATE],
             max_steps=steps,
             gradient_checkpointing=settings.get("gradient_checkpointing", False),
         )
@@ -194,6 +204,7 @@ class ClassifierTrainer(TrainerMixin, Trainer):
         self, task: Task, settings: Settings, output_dir: Path, *, seed: int, steps: int = 0, train=None, **overrides
     ):
         plan, pad_to = task.plan(settings, steps), settings.get("pad_to")
+        padding = "max_length" if pad_to else "longest"
         train = task.rows("train", settings) if train is None else train
         if len(train) < plan.micro_batch_size:
             raise ValueError(
@@ -210,7 +221,7 @@ class ClassifierTrainer(TrainerMixin, Trainer):
             args=args,
             train_dataset=train,
             eval_dataset=validation,
-            data_collator=DataCollatorWithPadding(task.tokenizer, "max_length" if pad_to else "longest", pad_to),
+            data_collator=DataCollatorWithPadding(task.tokenizer, padding, pad_to, settings.get("pad_to_multiple_of")),
             processing_class=task.tokenizer,
             plan=plan,
             runtime=dataclasses.replace(task.runtime, precision=plan.precision),
@@ -219,7 +230,7 @@ class ClassifierTrainer(TrainerMixin, Trainer):
         )
         # Classifiers take any argument and give the mean over their rows: the trainer divides it by the accumulation.
         self.model_accepts_loss_kwargs = False
-        self.settings = settings
+        self.task, self.settings = task, settings
 
     def train(self, *args, **kwargs):
         torch.compiler.reset()  # each trainer compiles its own copy, and after eight variants PyTorch would stop compiling
@@ -240,6 +251,35 @@ class ClassifierTrainer(TrainerMixin, Trainer):
         with self.aside("evaluate"):
             output = self.evaluation_loop(loader, "Prediction", prediction_loss_only=False)
         return output.predictions[: len(rows)]
+
+
+def trial_folder(task: Task, folder: Path, settings: Settings, seed: int) -> Path:
+    """Where a trial with these settings keeps its checkpoints."""
+    name = "stock" if settings == task.start else f"batch-{settings[BATCH]}-rate-{settings[RATE]:.4g}"
+    return folder / "trials" / f"{name}-seed-{seed}"
+
+
+def run_trial(task: Task, settings: Settings, folder: Path, *, seed: int, examples: int) -> Trial:
+    """Trains on so many examples, or goes on with that run, and reads the loss of each dev text."""
+    trainer = trained(task, settings, folder, seed=seed, examples=examples)
+    rows = task.rows("validation", settings)
+    logits = torch.from_numpy(trainer.logits(rows)).float()
+    labels = torch.tensor([row["labels"] for row in rows])
+    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    return Trial(settings, seed, trainer.training_seconds(), losses.tolist())
+
+
+def trained(task: Task, settings: Settings, folder: Path, *, seed: int, examples: int) -> ClassifierTrainer:
+    """The trainer of a trial that has ended."""
+    steps = max(1, round(examples / (settings[BATCH] * task.runtime.device_count)))
+    trainer = ClassifierTrainer(task, settings, trial_folder(task, folder, settings, seed), seed=seed, steps=steps)
+    trainer.train(resume_from_checkpoint=task.params.resume)
+    return trainer
+
+
+def predictions(trainer: ClassifierTrainer, split: str = "test") -> np.ndarray:
+    """The label of each text of a split, as the trained model says it."""
+    return trainer.logits(trainer.task.rows(split, trainer.settings)).argmax(axis=1)
 
 
 def whole_batches(rows: list[dict], batch: int) -> list[dict]:
@@ -329,7 +369,12 @@ def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
     name, length = asked.model or default.base_model, asked.length or default.max_length
     # What XLA makes of attention is what it makes of products and a softmax that are written out.
     attention = "eager" if machine.family == "xla" else "sdpa"
-    return recipe(asked.examples or ROWS, 8, length), _step(name, length, attention)
+    rows = asked.examples or ROWS
+    evaluated = EVALUATIONS * rows // 10  # a tenth of the rows is held out
+    step = dataclasses.replace(
+        _step(name, length, attention), evaluated=evaluated, trial_seconds=60 * default.tuning_minutes
+    )
+    return recipe(rows, 8, length), step
 
 
 @functools.lru_cache(maxsize=4)

@@ -19,9 +19,11 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from helpers.machine import xla
 from helpers.train.interruption import Stopped
-from helpers.tuning import ladder
-from helpers.tuning.ladder import Rung, TooSlow, Window, decision, interval
-from helpers.tuning.training import BATCH, Task, Utilisation
+from helpers.tuning import ladder, windows
+from helpers.tuning.evaluation import Trial
+from helpers.tuning.ladder import Outcome, Rung, decision, interval
+from helpers.tuning.training import BATCH, RATE, Task, Utilisation
+from helpers.tuning.windows import TooSlow, Window, grouped_order, measure_window
 from tests.harness import cpu_here
 from tests.tuning_run import task_of
 
@@ -68,7 +70,7 @@ def test_a_grouped_window_saves_most_of_the_padding_that_a_whole_run_saves_and_n
     at_random, windows = [], []
     for seed in range(20):
         at_random += (drawn := random.Random(seed).choices(lengths, k=12 * 8))
-        windows += [drawn[at] for at in ladder.order(drawn, 8, texts, seed)]
+        windows += [drawn[at] for at in grouped_order(drawn, 8, texts, seed)]
     loose, found, least = (
         sum(8 * max(each[at : at + 8]) for at in range(0, len(each), 8)) / sum(each)
         for each in (at_random, windows, [lengths[at] for at in whole])
@@ -100,7 +102,7 @@ def test_a_card_gets_the_precision_that_it_multiplies(card, half, tf32):
     why_not = {
         name: reason for name, reason in (line if len(line) == 2 else (line[0].rstrip(" |"), "") for line in lines)
     }
-    assert list(why_not)[:3] == ["TF32", half, "fused AdamW"]
+    assert list(why_not)[:5] == ["length-grouped batches", "padding to multiples of 8", "TF32", half, "fused AdamW"]
     assert (why_not["TF32"].strip() == "") is tf32 and "loader workers, pinned memory" in why_not
 
 
@@ -120,18 +122,18 @@ from tests.machine.cuda_stand_in import pretend
 pretend("A100")
 import torch
 from helpers.machine import runtime
-from helpers.tuning import ladder
+from helpers.tuning import windows
 from tests.tuning_run import task_of
 seen = []
-class Watched(ladder.WindowTrainer):
+class Watched(windows.WindowTrainer):
     def training_step(self, *args, **kwargs):
         seen.append(torch.backends.cuda.matmul.fp32_precision)
         return super().training_step(*args, **kwargs)
-ladder.WindowTrainer = Watched
+windows.WindowTrainer = Watched
 task = task_of(runtime.detect(False))
 for tf32 in (False, True, False):
     seen.append("window")
-    ladder.window(task, task.start | {"tf32": tf32}, 8)
+    windows.measure_window(task, task.start | {"tf32": tf32}, 8)
     assert torch.backends.cuda.matmul.fp32_precision != "tf32"
 print("SEEN", *seen)
 """
@@ -160,16 +162,50 @@ def task():
 def test_a_window_is_real_training_that_leaves_nothing_behind(task, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     before = [weight.clone() for weight in task.model.parameters()]
-    found = ladder.window(task, task.start, 16)
-    assert found.examples_per_second > 0 and found.step_seconds > 0 and math.isfinite(found.loss)
+    window = measure_window(task, task.start, 16)
+    assert window.examples_per_second > 0 and window.step_seconds > 0 and math.isfinite(window.loss)
     assert all(torch.equal(a, b) for a, b in zip(before, task.model.parameters(), strict=True))
     assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.once
 def test_a_hopeless_setting_is_given_up_in_its_warm_up(task):
-    with pytest.raises(TooSlow, match="gave up: 1 steps took"):
-        ladder.window(task, task.start, 16, patience=1e-6)
+    with pytest.raises(TooSlow, match="1 steps took"):
+        measure_window(task, task.start, 16, patience=1e-6)
+
+
+class Hanging(list):
+    """Rows that a worker never gets beyond the third of."""
+
+    def __getitem__(self, place):
+        while place > 3:
+            time.sleep(1)
+        return super().__getitem__(place)
+
+
+@pytest.mark.once
+def test_a_loaders_worker_that_hangs_is_an_answer_and_not_a_window_without_end(task, monkeypatch):
+    monkeypatch.setattr(windows, "WORKER_SECONDS", 3)
+    monkeypatch.setattr(windows, "warm_up_rows", lambda rows, settings, batch, steps: Hanging(rows[: 2 * batch]))
+    real = windows.WindowTrainer.__init__
+
+    def init(self, *args, train, **kwargs):
+        real(self, *args, train=Hanging(train), **kwargs)
+
+    monkeypatch.setattr(windows.WindowTrainer, "__init__", init)
+    with pytest.raises(RuntimeError, match="DataLoader timed out after 3 seconds"):
+        measure_window(task, task.start | {"dataloader_num_workers": 1}, 16)
+
+
+@pytest.mark.once
+def test_each_length_of_a_compiled_step_is_met_before_the_clock_starts(task):
+    rows = task.rows("train")
+    warm = windows.warm_up_rows(rows, {"torch_compile": True, "pad_to_multiple_of": 4}, 8, 2)
+    lengths = {-(-len(row["input_ids"]) // 4) * 4 for row in warm}
+    assert lengths >= {-(-len(row["input_ids"]) // 4) * 4 for row in rows} and len(warm) % 8 == 0
+
+
+# ---- the climb
 
 
 def speeds(monkeypatch, times: dict[str, float], seconds: float = 0.1, noise: float = 0.02):
@@ -184,99 +220,104 @@ def speeds(monkeypatch, times: dict[str, float], seconds: float = 0.1, noise: fl
     def window(task, settings, examples, patience=0.0):
         calls.append(settings)
         speed = 100 * math.prod(times.get(str(value), 1.0) for value in settings.values()) * draw.gauss(1, noise)
+        if settings.get("bf16"):
+            speed *= 1.3 if settings[BATCH] >= times.get("bf16 from", math.inf) else 0.8
         if speed < 0:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return Window(speed, 8 / speed, 1.0, None, 1.0)
 
-    monkeypatch.setattr(ladder, "window", window)
+    monkeypatch.setattr(ladder, "measure_window", window)
     return calls
 
 
+def kept_names(tried) -> list[str]:
+    return [rung.name for rung in tried if rung.outcome is Outcome.KEPT]
+
+
 @pytest.mark.once
-def test_each_rung_comes_on_top_of_what_was_kept(task, monkeypatch):
-    speeds(monkeypatch, {"group_by_length": 1.5, "eager": 0.7, "16": 1.3, "32": 0.8})
+def test_the_batch_comes_first_and_each_rung_on_top_of_what_was_kept(monkeypatch):
+    task = task_of(cpu_here(), max_steps=600)
+    speeds(monkeypatch, {"group_by_length": 1.5, "16": 1.3, "32": 1.6, "64": 2.0, "128": 1.5, "bf16 from": 64})
     tried = ladder.climb(task, 60)
-    kept = [each.name for each in tried if each.kept]
-    assert kept == ["stock Trainer", "length-grouped batches", "batch 16"]
-    chosen = ladder.chosen(tried)
-    assert (chosen["train_sampling_strategy"], chosen[BATCH], chosen["attn_implementation"]) == (
-        "group_by_length",
-        16,
-        "sdpa",
-    )
-    assert "batch 64" not in [each.name for each in tried]  # 32 did not help
-    assert tried[-1].name.startswith("all that was kept") and "1.9" in tried[-1].verdict
+    assert kept_names(tried) == ["batch 16", "batch 32", "batch 64", "length-grouped batches", "bf16"]
+    assert ladder.chosen(tried)[BATCH] == 64  # beyond it nothing is gained
 
 
 @pytest.mark.once
-def test_where_nothing_helps_the_stock_trainer_stays_and_one_sentence_says_so(task, monkeypatch, capsys):
+def test_precision_is_asked_again_where_the_batch_grew_once_more(monkeypatch):
+    """Here only longer batches of one length are faster when they are larger, and bf16 only in those."""
+    task = task_of(cpu_here(), max_steps=600)
+    calls = speeds(monkeypatch, {"group_by_length": 1.5, "bf16 from": 16})
+    real = ladder.measure_window
+
+    def window(task, settings, examples, patience=0.0):
+        result = real(task, settings, examples, patience)
+        factor = 1.3 if settings[BATCH] == 16 and settings["train_sampling_strategy"] == "group_by_length" else 1.0
+        return Window(result.examples_per_second * factor, result.step_seconds, 1.0, None, 1.0)
+
+    monkeypatch.setattr(ladder, "measure_window", window)
+    tried = ladder.climb(task, 600)
+    outcomes = [(rung.name, rung.outcome) for rung in tried if rung.name in ("batch 16", "bf16")]
+    assert outcomes == [
+        ("batch 16", Outcome.NOT_FASTER),
+        ("bf16", Outcome.NOT_FASTER),
+        ("batch 16", Outcome.KEPT),
+        ("bf16", Outcome.KEPT),
+    ]
+    assert calls
+
+
+@pytest.mark.once
+def test_where_nothing_helps_the_stock_trainer_stays(task, monkeypatch, tmp_path):
     calls = speeds(monkeypatch, {})
     tried = ladder.climb(task, 60)
-    assert ladder.chosen(tried) == task.start and [each.kept for each in tried].count(True) == 1
-    assert capsys.readouterr().out.count("Nothing was faster than the stock Trainer here") == 1
+    assert ladder.chosen(tried) == task.start and not kept_names(tried)
     assert len(calls) < 2 * 9 * len(tried)
+    raced = ladder.race(task, tried, tmp_path, seconds=60)
+    assert raced.outcome is Outcome.NOT_FASTER and raced.trials == [] and "Nothing was faster" in raced.detail
 
 
 @pytest.mark.once
-def test_memory_savers_are_tried_only_with_the_batch_that_did_not_fit(task, monkeypatch):
+def test_a_batch_that_does_not_fit_is_tried_with_gradient_checkpointing(monkeypatch):
+    task = task_of(cpu_here(), max_steps=600)
     speeds(monkeypatch, {"16": -1.0})
-    tried = {each.name: each for each in ladder.climb(task, 60)}
-    assert tried["batch 16"].verdict == "does not fit into memory"
+    tried = {rung.name: rung for rung in ladder.climb(task, 60)}
+    assert tried["batch 16"].outcome is Outcome.TOO_LARGE and "batch 32" not in tried
     assert tried["gradient checkpointing, batch 16"].change == {"gradient_checkpointing": True, BATCH: 16}
-    assert "8-bit AdamW, batch 16" in tried and "batch 32" not in tried
 
 
 @pytest.mark.once
-def test_the_trials_end_in_their_time_and_the_first_useful_rung_within_a_third_of_it(task, monkeypatch):
-    """Windows of 3 seconds in two minutes: only a few rungs fit."""
-    calls, said = speeds(monkeypatch, {"True": 1.4}, seconds=3.0), {}  # bf16
-    monkeypatch.setattr(ladder.tracking, "say", lambda line: said.setdefault(line, 3.0 * len(calls)))
-    tried = ladder.climb(task, 120)
-    useful = next(at for line, at in said.items() if line.startswith("bf16: kept"))
-    assert useful <= 2 * 3 + 120 / 3 and 3.0 * len(calls) <= 120 + 2 * 3
-    assert any("no time of tuning_minutes is left" in each.verdict for each in tried)
-    assert ", 6 pairs)" in tried[-1].verdict  # it had its time
-
-
-@pytest.mark.once
-def test_where_no_change_could_be_timed_that_is_said_and_nothing_is_called_slower(task, monkeypatch, capsys):
-    speeds(monkeypatch, {}, seconds=30.0)
-    tried = ladder.climb(task, 120)
-    assert ladder.chosen(tried) == task.start and not any(each.ratios for each in tried)
-    said = capsys.readouterr().out
-    assert "No change could be timed: raise tuning_minutes" in said and "Nothing was faster" not in said
-
-
-@pytest.mark.once
-def test_a_second_run_reads_the_timings(task, monkeypatch, tmp_path):
-    calls = speeds(monkeypatch, {"group_by_length": 1.5})
-    first = ladder.climbed(task, tmp_path, seconds=60)
-    count = len(calls)
-    assert ladder.climbed(task, tmp_path, seconds=60) == first and len(calls) == count
+def test_the_windows_end_in_their_time(task, monkeypatch):
+    """Windows of 3 seconds in 50: only one rung fits."""
+    calls = speeds(monkeypatch, {"group_by_length": 1.4}, seconds=3.0)
+    tried = ladder.climb(task, 50)
+    assert kept_names(tried) == ["length-grouped batches"] and 3.0 * len(calls) <= 50 + 2 * 3
+    assert any("no time of tuning_minutes is left" in rung.detail for rung in tried)
 
 
 @pytest.mark.once
 def test_a_rung_that_fails_is_named_and_the_climb_goes_on(task, monkeypatch):
     def window(task, settings, examples, patience=0.0):
-        if settings["attn_implementation"] == "eager":
+        if settings.get("torch_compile"):
             raise RuntimeError("no kernel image is available")
         return Window(100.0, 0.08, 1.0, None, 1.0)
 
-    monkeypatch.setattr(ladder, "window", window)
-    rung = Rung("attention written out", {"attn_implementation": "eager"})
-    found = ladder.attempt(task, rung, task.start, 8, time.monotonic() + 9, 0.0)
-    assert found.verdict == "failed: RuntimeError: no kernel image is available" and not found.kept
+    monkeypatch.setattr(ladder, "measure_window", window)
+    failed = ladder.Climb(task, 900).attempt(Rung("torch.compile", {"torch_compile": True}))
+    assert failed.verdict == "failed: RuntimeError: no kernel image is available"
 
 
 @pytest.mark.once
 def test_a_signal_during_a_window_ends_the_climb(task, monkeypatch):
+    speeds(monkeypatch, {})
+    climb = ladder.Climb(task, 900)
+
     def window(task, settings, examples, patience=0.0):
         raise Stopped("SIGTERM at step 2")
 
-    monkeypatch.setattr(ladder, "window", window)
-    rung = Rung("attention written out", {"attn_implementation": "eager"})
+    monkeypatch.setattr(ladder, "measure_window", window)
     with pytest.raises(Stopped, match="SIGTERM"):
-        ladder.attempt(task, rung, task.start, 8, time.monotonic() + 9, 0.0)
+        climb.attempt(Rung("bf16", {"bf16": True}))
 
 
 @pytest.mark.once
@@ -284,8 +325,8 @@ def test_a_smaller_batch_that_is_asked_for_is_the_start_and_a_larger_one_the_onl
     small, large = (task_of(cpu_here(), batch_size=size) for size in (4, 24))
     speeds(monkeypatch, {"24": 1.3})
     assert small.start[BATCH] == 4 and large.start[BATCH] == 8
-    assert not [each for each in ladder.climb(small, 60) if each.name.startswith("batch")]
-    assert [each.name for each in ladder.climb(large, 60) if each.name.startswith("batch")] == ["batch 24"]
+    assert not [rung for rung in ladder.climb(small, 60) if rung.name.startswith("batch")]
+    assert [rung.name for rung in ladder.climb(large, 60) if rung.name.startswith("batch")] == ["batch 24"]
 
 
 @pytest.mark.slow
@@ -294,14 +335,125 @@ def test_on_eight_virtual_devices_real_windows_are_compared_until_the_rule_decid
     """Sixteen real windows; their speed is that of a machine whose steps take as long as what they pad."""
     from tests.tuning.test_training import in_process
 
-    changes = [{"pad_to": 16}, {"bf16": True}]
+    changes = [{"pad_to": 8}, {"bf16": True}]
     (found,) = in_process((tmp_path / "xla", {"kind": "xla", "compare": changes}))
     shorter, same = found["compared"]
-    assert shorter["kept"] and shorter["verdict"] == "kept: 2.00 x (2.00 to 2.00, 6 pairs)"
-    assert not same["kept"] and same["verdict"] == "not kept: 1.00 x (1.00 to 1.00, 2 pairs)"
+    assert shorter["outcome"] == "kept" and shorter["detail"] == "2.00 x (2.00 to 2.00, 6 pairs)"
+    assert same["outcome"] == "not faster" and same["detail"] == "1.00 x (1.00 to 1.00, 2 pairs)"
     # Within a pair they take turns, the other way round every second time.
     assert shorter["changed"] == 3 * [False, True, True, False] and same["changed"] == [False, True, True, False]
     assert all(0 < each["window"]["loss"] < 3 and each["window"]["step_seconds"] > 0 for each in (shorter, same))
+
+
+# ---- quality
+
+
+def plant(monkeypatch, losses: dict[tuple, float], seconds: dict[int, float], noise: float = 0.3) -> list:
+    """Trials whose dev losses are those of (batch, rate), text by text with noise of its own; the race itself is real."""
+    draw, calls = np.random.default_rng(0), []
+    texts = draw.gamma(1.0, 1.0, size=400)  # how hard each text is
+
+    def trial(task, settings, folder, *, seed, examples):
+        calls.append((settings[BATCH], settings[RATE], seed))
+        shift = losses[settings[BATCH], settings[RATE]] - 1.0
+        return Trial(
+            settings, seed, seconds[settings[BATCH]], list(texts * 0.5 + 0.5 + shift + draw.normal(0, noise, 400))
+        )
+
+    monkeypatch.setattr(ladder, "run_trial", trial)
+    return calls
+
+
+@pytest.fixture
+def fast(task):
+    """(task, a climb that kept twice and four times the batch)."""
+    kept = task.start | {BATCH: 32}
+    window = Window(100.0, 0.08, 1.0, None, 1.0)
+    tried = [
+        ladder.Tried("stock Trainer", {}, task.start, Outcome.START, window=window),
+        ladder.Tried(
+            "batch 32", {BATCH: 32}, kept, Outcome.KEPT, ratios=[2.0] * 6, window=Window(200.0, 0.04, 1, None, 1)
+        ),
+    ]
+    return task_of(cpu_here(), max_steps=600), tried
+
+
+RATES = [(8, 1e-3), (32, 4e-3), (32, 2e-3), (16, 2e-3), (16, 1e-3 * math.sqrt(2))]
+
+
+def losses_of(*values: float) -> dict[tuple, float]:
+    return dict(zip(RATES, values, strict=True))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("planted", "settings", "outcome"),
+    [
+        (losses_of(1.0, 0.9, 1.0, 1.0, 1.0), (32, 4e-3), Outcome.KEPT),
+        (losses_of(1.0, 1.3, 0.9, 1.0, 1.0), (32, 2e-3), Outcome.KEPT),
+        (losses_of(1.0, 1.3, 1.3, 0.9, 1.0), (16, 2e-3), Outcome.KEPT),
+        (losses_of(1.0, 1.3, 1.3, 1.3, 1.3) | {(8, 1e-3): 1.0}, (8, 1e-3), Outcome.WORSE),
+    ],
+    ids=["times k", "root of k", "half the batch", "all lose"],
+)
+def test_good_and_bad_settings_that_are_planted_are_decided(fast, monkeypatch, tmp_path, planted, settings, outcome):
+    task, tried = fast
+    calls = plant(monkeypatch, planted, {8: 100.0, 16: 60.0, 32: 50.0})
+    monkeypatch.setattr(ladder, "candidates", lambda task, fastest, real=ladder.candidates: real(task, fastest)[:-1])
+    raced = ladder.race(task, tried, tmp_path, seconds=1e6)
+    assert (raced.settings[BATCH], raced.settings[RATE]) == pytest.approx(settings) and raced.outcome is outcome
+    if outcome is Outcome.KEPT:
+        assert len(raced.pairs(task.start)) == raced.quality.seeds == task.params.paired_seeds == 3
+        assert raced.quality.speed == pytest.approx(100.0 / {16: 60.0, 32: 50.0}[settings[0]])
+    else:
+        assert raced.quality.low > 0 and {seed for _, _, seed in calls} == {0}
+
+
+@pytest.mark.once
+def test_an_interval_that_allows_both_decides_nothing_and_the_stock_settings_stay(fast, monkeypatch, tmp_path):
+    task, tried = fast
+    plant(monkeypatch, dict.fromkeys(RATES, 1.0), {8: 100.0, 16: 60.0, 32: 50.0}, noise=2.0)
+    monkeypatch.setattr(ladder, "candidates", lambda task, fastest, real=ladder.candidates: real(task, fastest)[:-1])
+    raced = ladder.race(task, tried, tmp_path, seconds=1e6)
+    assert raced.outcome is Outcome.NOT_DECIDED and raced.settings == task.start and raced.pairs(task.start) == []
+
+
+@pytest.mark.once
+def test_a_stock_run_that_learned_nothing_is_no_quality_to_keep(fast, monkeypatch, tmp_path):
+    task, tried = fast
+    plant(monkeypatch, dict.fromkeys(RATES, 1.2), {8: 100.0, 16: 60.0, 32: 50.0})
+    raced = ladder.race(task, tried, tmp_path, seconds=1e6)
+    assert raced.outcome is Outcome.NOT_DECIDED and "learned next to nothing" in raced.detail
+
+
+@pytest.mark.once
+def test_runs_of_a_race_are_as_long_as_the_time_allows_and_none_is_begun_too_late(fast, monkeypatch, tmp_path):
+    task, tried = fast
+    calls = plant(monkeypatch, losses_of(1.0, 0.9, 1.0, 1.0, 1.0), {8: 1.0, 16: 1.0, 32: 1.0})
+    monkeypatch.setattr(ladder, "time", SimpleNamespace(monotonic=lambda: 10.0 * len(calls)))
+    raced = ladder.race(task, tried, tmp_path, seconds=45.0)
+    assert 240 <= raced.examples < 4800 and not raced.whole and len(calls) <= 4
+    short = ladder.race(task, tried, tmp_path, seconds=0.5)
+    assert short.outcome is Outcome.NOT_DECIDED and "raise tuning_minutes" in short.detail
+
+
+@pytest.mark.once
+def test_a_second_run_reads_what_was_measured(task, monkeypatch, tmp_path, fast):
+    calls = speeds(monkeypatch, {"group_by_length": 1.5})
+
+    def read():
+        return ladder.read_or_make(lambda: ladder.climb(task, 60), list[ladder.Tried], tmp_path / "ladder.json", True)
+
+    first = read()
+    count = len(calls)
+    assert read() == first and len(calls) == count
+    task, tried = fast
+    plant(monkeypatch, losses_of(1.0, 0.9, 1.0, 1.0, 1.0), {8: 100.0, 16: 60.0, 32: 50.0})
+    for _ in range(2):
+        raced = ladder.read_or_make(
+            lambda: ladder.race(task, tried, tmp_path, seconds=1e6), ladder.Race, tmp_path / "race.json", True
+        )
+        assert raced.outcome is Outcome.KEPT and raced.settings[BATCH] == 32
 
 
 # ---- utilisation

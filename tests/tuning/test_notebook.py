@@ -24,7 +24,7 @@ TINY = {
     "max_steps": 12,
     "learning_rate": 1e-3,
 }
-NAMES = ["stock Trainer", "TF32", "bf16", "fused AdamW"]
+FIRST = ["stock Trainer", "batch 16"]
 
 
 @pytest.fixture
@@ -46,17 +46,19 @@ def assert_whole_run(executed, results, kind: str) -> None:
     code = [cell for cell in executed.cells if cell.cell_type == "code" and cell.source.strip()]
     assert all(cell.execution_count for cell in code)
     assert results["runtime"]["kind"] == kind
-    found = {each["name"]: each for each in results["ladder"]}
-    assert list(found)[: len(NAMES)] == NAMES
-    for each in found.values():
-        assert re.match(r"kept|not kept|not tried|not decided|gave up|does not fit|\d", each["verdict"]), each[
-            "verdict"
-        ]
-    assert found["TF32"]["verdict"].startswith("not tried: ")
+    ladder = {rung["name"]: rung for rung in results["ladder"]}
+    assert list(ladder)[:1] == FIRST[:1] and "TF32" in ladder and ladder["TF32"]["outcome"] == "not tried"
+    outcomes = {"the start", "kept", "not faster", "not decided", "not tried", "gave up", "does not fit into memory"}
+    assert {rung["outcome"] for rung in results["ladder"]} <= outcomes
     batch = results["settings"]["tuned"]["per_device_train_batch_size"] * results["runtime"]["device_count"]
     assert results["train"]["steps"] == TINY["max_steps"] * 8 // batch
-    kept = any(each["kept"] for each in results["ladder"][1:])
-    assert kept or "trained once" in results["verdict"]["why"]
+    raced, start = results["race"], results["settings"]["start"]
+    assert raced["outcome"] in ("kept", "worse", "not decided", "not faster")
+    assert (
+        (raced["outcome"] == "kept")
+        == (results["settings"]["tuned"] != start)
+        == (results["f1_over_stock"] is not None)
+    )
     assert set(results["eval"]["baselines"]) == {"the most frequent label", "a linear model on words"}
     assert results["utilisation"]["advice"] and results["forecast"]["left_out"]
     assert (output / "figures" / "optimisations.png").read_bytes().startswith(b"\x89PNG")
@@ -71,10 +73,13 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_measures_nothing_again(tex
     executed, results = run("hardware_tuning", alone, texts)
     assert_whole_run(executed, results, "cpu")
     assert results["data"]["source"] == "texts.csv" and re.fullmatch("[0-9a-f]{64}", results["data"]["sha256"])
-    assert {file.name for file in Path("out/stock").iterdir()} == {"train.py", "training_args.json", "model.json"}
+    assert {file.name for file in Path("out/stock").iterdir()} == {
+        *("train.py", "settings.json", "train.jsonl", "validation.jsonl", "test.jsonl")
+    }
     executed, again = run("hardware_tuning", alone, texts)
     assert "measured before: ladder.json" in text_of(executed) and "the run is finished" in text_of(executed)
-    assert again["ladder"] == results["ladder"]
+    assert "measured before: race.json" in text_of(executed)
+    assert (again["ladder"], again["race"]) == (results["ladder"], results["race"])
     assert again["eval"]["after"]["f1"] == results["eval"]["after"]["f1"]
     assert "belongs to another run (seed=0 there, 7 here)" in refused("hardware_tuning", alone, texts | {"seed": 7})
 
@@ -89,7 +94,7 @@ def test_the_tpu_notebook_tunes_on_eight_virtual_devices(texts, alone, monkeypat
     assert results["runtime"]["device_count"] == 8
     assert results["xla"]["compiles_after_warmup"] == 0
     assert results["xla"]["host_syncs_per_step"] == 0
-    assert results["settings"]["start"]["optim"] == "adamw_torch" and results["settings"]["start"]["pad_to"] == 40
+    assert results["settings"]["start"]["optim"] == "adamw_torch" and results["settings"]["start"]["pad_to"] <= 40
 
 
 WRONG = [
