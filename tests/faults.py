@@ -456,7 +456,7 @@ def small_disk(work: Path, kind: str) -> str:
     output.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(output)], check=True)
     try:
-        return fails(work, kind, "GiB are missing")
+        return fails(work, kind, "are missing")
     finally:
         subprocess.run(["umount", str(output)], check=True)
 

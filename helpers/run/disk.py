@@ -16,10 +16,10 @@ import psutil
 import pydantic_core
 
 from helpers.parameters import DRIVE
+from helpers.show import tables
 
 COLAB_DRIVE = Path("/content/drive")
 REMOVED = ".removed-"
-GIB = 2**30
 
 _mounts = {COLAB_DRIVE}  # where a disk is to be expected
 
@@ -103,10 +103,8 @@ def require_room(folder: Path | str, needed: int, purpose: str) -> None:
     """Raises OSError, with the number that is missing, unless the disk of `folder` has `needed` bytes free."""
     missing = needed - shutil.disk_usage(folder).free
     if missing > 0:
-        raise OSError(
-            errno.ENOSPC,
-            f"{purpose} needs {needed / GIB:.3f} GiB more in {str(folder)!r}, and {missing / GIB:.3f} GiB are missing",
-        )
+        needs = f"{purpose} needs {tables.size(needed)} more in {str(folder)!r}"
+        raise OSError(errno.ENOSPC, f"{needs}, and {tables.size(missing)} are missing")
 
 
 def reserve(file: IO[bytes], size: int, purpose: str) -> None:
