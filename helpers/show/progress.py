@@ -44,6 +44,10 @@ class Progress(TrainerCallback):
 class LiveProgress(NotebookProgressCallback, Progress):
     """transformers' own bar and table, which move with every step."""
 
+    def on_train_end(self, args, state, control, **kwargs):
+        self.training_tracker.predicted_remaining = None  # after one step it has no rate to show beside it: a TypeError
+        super().on_train_end(args, state, control, **kwargs)
+
 
 def progress() -> Progress:
     """A bar where a person's notebook frontend is attached, lines elsewhere."""
