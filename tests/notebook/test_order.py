@@ -30,12 +30,12 @@ LIST = re.compile(r"^- (.+)$", re.MULTILINE)
 SIGNAL = "__import__('os').kill(__import__('os').getpid(), 2)"
 # A signal at the end of a cell, when all of its names are there.
 STOP = f"\n{SIGNAL}\n__import__('time').sleep(60)"
-# A signal in the third step of a training.
+# A signal in the second step of a training.
 CALLBACK = f"""
 import transformers
 class Stop(transformers.TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == 2:
+        if state.global_step == 1:
             {SIGNAL}
 """
 
@@ -150,7 +150,7 @@ def test_cells_in_any_order_of_one_kernel_save_what_was_trained_or_are_refused(n
         for title in LIST.findall(live.run(live.cells[train])):
             live.follow(title)
         stopped = live.cells[train].replace("trainer.train(", "trainer.add_callback(Stop())\ntrainer.train(")
-        assert live.run(stopped).startswith("Stopped: SIGINT at step 3")
+        assert live.run(stopped).startswith("Stopped: SIGINT at step 2")
         for title in live.titles[live.titles.index(judge) : -1]:
             assert train in LIST.findall(live.run(live.cells[title]))
         live.follow(train)
