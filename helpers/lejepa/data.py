@@ -32,6 +32,7 @@ REVISIONS = {DEFAULT_DATA: "ae763399273d8b20506b80cf6f6f9a31a6a2b238"}  # the on
 ROWS = (".jsonl", ".csv", ".tsv", ".parquet")
 QUESTION = ("anchor", "query", "question", "prompt")
 ANSWER = ("positive", "answer", "response", "completion")
+DOCUMENT = {"_id", "id", "title", "text"}
 LABEL = ("category", "label", "intent", "topic")  # beside a `text`, the answer of a ticket
 COLUMNS = (
     f"name the columns `question` and `answer` (or {', '.join(QUESTION[:2])} and {', '.join(ANSWER[:1])}) for past questions, or "
@@ -78,18 +79,10 @@ class Collection(DataSource):
         return list(dict.fromkeys(passage.document for passage in self.passages))
 
     @property
-    def unmeasured(self) -> str:
-        """Why a collection has no test questions."""
-        return (
-            "the documents have no headings that only one of them has"
-            if self.kind == "none"
-            else f"too few {self.kind}"
-        )
-
-    @property
     def answers_repeat(self) -> bool:
         """Whether past questions have the answers that new questions ask for, so that a classifier can learn them."""
-        return self.split.startswith("by question")
+        known = {name for question in self.past for name in question.answers}
+        return any(question.answers & known for question in self.dev + self.test)
 
     def searched(self, past: Sequence[Question]) -> list[Passage]:
         """All passages, and each of the past questions as one more passage of its answer."""
@@ -175,7 +168,8 @@ def _from_folder(place: Place) -> tuple[Listing, _Content]:
     for file in list(listing.files):
         try:
             if file.suffix.lower() in ROWS:
-                contents.append(_from_rows(place, file, SetAside(listing.name(file))))
+                set_aside = SetAside(listing.name(file))
+                contents.append(_from_rows(read_rows(file, ROWS, set_aside), set_aside))
             else:
                 name = listing.name(file)
                 contents.append(_Content({name: documents.read_document(file, name)}))
@@ -185,20 +179,22 @@ def _from_folder(place: Place) -> tuple[Listing, _Content]:
 
 
 def _together(contents: list[_Content]) -> _Content:
-    texts, questions, notes = {}, [], []
+    texts, questions, notes = {}, [], ()
     for content in contents:
         texts |= content.documents
-        questions += content.questions.get("all", [])
         notes += content.notes
+        if content.kind == "past questions":
+            questions += content.questions["all"]
     if questions:
-        return _Content(texts, {"all": questions}, "past questions", tuple(notes))
-    return _with_headings(texts, tuple(notes))
+        return _Content(texts, {"all": questions}, "past questions", notes)
+    return _with_headings(texts, notes)
 
 
 def _from_file(place: Place) -> _Content:
     path = place.path
     if path.suffix.lower() not in documents.SUFFIXES:
-        return _from_rows(place, path, SetAside(place.source))
+        set_aside = SetAside(place.source)
+        return _from_rows(read_rows(path, ROWS, set_aside), set_aside)
     try:
         sections = documents.read_document(path, path.name)
     except ValueError as error:
@@ -208,75 +204,71 @@ def _from_file(place: Place) -> _Content:
         paragraphs = re.split(r"\n\s*\n", text)
         parts = paragraphs if paragraphs[1:] else text.split("\n")
         sections = [sections[0]._replace(body=part.strip()) for part in parts if part.strip()]
-    return _with_headings(
-        {f"{path.name} {n}": [part._replace(document=f"{path.name} {n}")] for n, part in enumerate(sections, 1)}
-    )
+    texts = {}
+    for number, section in enumerate(sections, 1):
+        name = f"{path.name} {number}"
+        texts[name] = [section._replace(document=name)]
+    return _with_headings(texts)
 
 
-def _from_rows(place: Place, path: Path | None, set_aside: SetAside, rows: Iterable[Row] = ()) -> _Content:
+def _from_rows(rows: Iterable[Row], set_aside: SetAside) -> _Content:
     """Past questions or documents, by the columns of the rows."""
-    pairs, texts, unused = [], {}, {}
+    pairs, texts = [], {}
+    unused: set[str] = set()
 
     def take(row: Row) -> None:
-        question, answer, columns = _pair(row)
-        unused.update(dict.fromkeys(row.values.keys() - columns))
-        if answer:
-            pairs.append((question, answer))
-        else:
-            texts.update(_document(row, _name_of(row, question)))
+        row = row._replace(values={str(name).lower(): value for name, value in row.values.items()})
+        columns = _pair(row.values)
+        unused.update(row.values.keys() - (columns or DOCUMENT))
+        if not columns:
+            texts.update(_document(row))
+            return
+        pair = [row.text(column).strip() for column in columns]
+        if not all(pair):
+            raise Unusable(f"column `{columns[pair.index('')]}` is empty")
+        pairs.append(pair)
 
-    for _ in set_aside.convert(read_rows(path, ROWS, set_aside) if path else rows, take):
+    for _ in set_aside.convert(rows, take):
         pass
+    _say_what_is_set_aside(set_aside)
+    notes = (f"columns that are not used: {', '.join(sorted(unused))}",) if unused else ()
+    return _past_questions(pairs, notes) if pairs else _with_headings(texts, notes)
+
+
+def _pair(columns: Iterable[str]) -> tuple[str, str] | None:
+    """The columns of a question and its answer, None where there are none."""
+    for questions, answers in ((QUESTION, ANSWER), (("text",), LABEL)):
+        question = [name for name in questions if name in columns]
+        answer = [name for name in answers if name in columns]
+        if question and answer:
+            return question[0], answer[0]
+    return None
+
+
+def _say_what_is_set_aside(set_aside: SetAside) -> None:
     set_aside.check()
     if set_aside.rows:
         tracking.say(str(set_aside))
-    notes = (f"columns that are not used: {', '.join(sorted(unused))}",) if unused else ()
-    if pairs:
-        return _past_questions(pairs)._replace(notes=notes)
-    return _with_headings(texts, notes)
-
-
-def _pair(row: Row) -> tuple[str, str, set[str]]:
-    """Question, answer ("" for a document, whose text is the question) and the columns that are used."""
-    columns = {name.lower(): name for name in map(str, row.values)}
-    question = next((columns[name] for name in QUESTION if name in columns), None)
-    answer = next((columns[name] for name in ANSWER if name in columns), None)
-    label = next((columns[name] for name in LABEL if name in columns), None)
-    if question is None and "text" in columns and label:
-        question, answer = columns["text"], label
-    if question and answer:
-        texts = row.text(question).strip(), row.text(answer).strip()
-        if not all(texts):
-            raise Unusable(f"column `{question if not texts[0] else answer}` is empty")
-        return *texts, {question, answer}
-    if "text" not in columns:
-        row.column(("text",), COLUMNS)
-    text = f"{row.text('title')} {row.text('text')}".strip()
-    if not text:
-        raise Unusable("it has no text")
-    return text, "", {"text", "title", "_id", "id"}
-
-
-def _name_of(row: Row, text: str) -> str:
-    """A name that stays when other rows come or go: the row's id, or a digest of its text."""
-    name = row.values.get("_id", row.values.get("id"))
-    return str(name) if name not in (None, "") else _short_name("text", text)
 
 
 def _short_name(kind: str, text: str) -> str:
+    """A name that stays when other rows come or go."""
     return f"{kind} {hashlib.sha256(_folded(text).encode()).hexdigest()[:8]}"
 
 
-def _document(row: Row, name: str) -> dict[str, list[Passage]]:
+def _document(row: Row) -> dict[str, list[Passage]]:
     """A title leaves its body: one that repeats its passage would be learned from the words that they share."""
+    row.column(("text",), COLUMNS)
     title, body = row.text("title").strip(), row.text("text").strip()
     if title and body.lower().startswith(title.lower()):
         body = body[len(title) :].lstrip(" .:\n")
+    name = row.values.get("_id", row.values.get("id"))
+    name = _short_name("text", title + body) if name in (None, "") else str(name)
     passage = Passage(name, title if body else "", body or title)
     return {name: [passage]} if passage.body else {}
 
 
-def _past_questions(pairs: Iterable[tuple[str, str]]) -> _Content:
+def _past_questions(pairs: Iterable[Iterable[str]], notes: tuple[str, ...] = ()) -> _Content:
     """Questions and their answers; equal answers, by case and white space, are one document, and so are equal questions."""
     answers: dict[str, Passage] = {}
     questions: dict[str, tuple[str, set[str]]] = {}
@@ -284,7 +276,8 @@ def _past_questions(pairs: Iterable[tuple[str, str]]) -> _Content:
         passage = answers.setdefault(_folded(answer), Passage(_short_name("answer", answer), "", answer))
         questions.setdefault(_folded(question), (question, set()))[1].add(passage.document)
     asked = [Question(text, frozenset(names)) for text, names in questions.values()]
-    return _Content({passage.document: [passage] for passage in answers.values()}, {"all": asked}, "past questions")
+    texts = {passage.document: [passage] for passage in answers.values()}
+    return _Content(texts, {"all": asked}, "past questions", notes)
 
 
 def _with_headings(texts: dict[str, list[Passage]], notes: tuple[str, ...] = ()) -> _Content:
@@ -332,13 +325,13 @@ def _from_hub(place: Place) -> _Content:
         if {"corpus", "queries", "default"} <= {*subsets}:
             [corpus], [queries] = (rows(subset).values() for subset in ("corpus", "queries"))
             return _judged(corpus, queries, rows("default"), set_aside)
-        return _from_rows(place, None, set_aside, next(iter(rows(subsets[0]).values())))
+        return _from_rows(next(iter(rows(subsets[0]).values())), set_aside)
 
 
 def _judged(corpus, queries, splits: dict[str, Iterable[Row]], set_aside: SetAside) -> _Content:
     """Documents, and of each split the questions with a document whose score is above 0."""
     texts: dict[str, list[Passage]] = {}
-    for document in set_aside.convert(corpus, lambda row: _document(row, _id(row))):
+    for document in set_aside.convert(corpus, _document):
         texts |= document
     asked = dict(set_aside.convert(queries, lambda row: (_id(row), row.text("text").strip())))
 
@@ -359,9 +352,7 @@ def _judged(corpus, queries, splits: dict[str, Iterable[Row]], set_aside: SetAsi
                 answers.setdefault(query, set()).add(document)
         if answers:
             questions[split] = [Question(asked[query], frozenset(names)) for query, names in answers.items()]
-    set_aside.check()
-    if set_aside.rows:
-        tracking.say(str(set_aside))
+    _say_what_is_set_aside(set_aside)
     if questions:
         return _Content(texts, {"all": questions["test"]} if [*questions] == ["test"] else questions, "questions")
     return _with_headings(texts)

@@ -199,5 +199,5 @@ def default_mix(texts: Sequence[str], spans: Spans) -> Mix:
     if 2 * spaceless > letters:
         return WORDS
     if pieces > MANY_PIECES * len(runs):
-        return Mix(meaning=1, words=1.0)
+        return Mix(meaning=1, words=2.0)
     return Mix(meaning=1, words=0.1 if len(runs) < SHORT * len(seen) else 0.5)

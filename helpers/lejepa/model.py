@@ -27,7 +27,7 @@ from helpers.train.sentence_encoder import encoder_on_cpu
 
 # N texts · D dimensions of the backbone · K of an embedding, at most D
 
-PIECE = 2_000  # texts that are embedded and kept at once
+PIECE = 500  # texts that are embedded and kept at once
 
 
 def token_spans(model: SentenceTransformer) -> tuple[Spans, int]:

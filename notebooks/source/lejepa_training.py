@@ -281,7 +281,7 @@ if test in measured:
     axes = drawn.plot.barh(figsize=(8, 3.2), title=title, xlabel="nDCG@10", ylabel="", xlim=(0, 1))
     axes.invert_yaxis()
 else:
-    print(f"nothing can be measured: {collection.unmeasured}")
+    print("These data have no questions, and no headings that only one document has: nothing can be measured.")
 print(f"kept: {choice.model}, searched by {choice.mix(choice.model)} ({choice.reason})")
 
 # %% [markdown]

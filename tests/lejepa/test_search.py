@@ -183,7 +183,7 @@ def test_the_default_and_the_stock_model_stay_where_nothing_is_ahead_by_a_standa
     [
         ("how to reset it?", 1, Mix(meaning=1, words=0.1)),
         ("a long text of a page in a language of the model " * 9, 1, DEFAULT),
-        ("die Bedienungsanleitung des Geschirrspülers " * 9, 3, Mix(meaning=1, words=1.0)),
+        ("die Bedienungsanleitung des Geschirrspülers " * 9, 3, Mix(meaning=1, words=2.0)),
         ("这是一个没有空格的句子。" * 9, 1, evaluation.WORDS),
     ],
 )
