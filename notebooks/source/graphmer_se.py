@@ -83,12 +83,12 @@ from helpers.show import tables
 
 secrets.provide("HF_TOKEN")
 params = parameters.check(GraphParameters, globals())
-place = locate(params.data_source)
-data_source = str(place.path or place.value)
 machine = runtime.detect(params.use_tpu, params.precision)
 configuration = params.configuration(machine)
 machine = in_precision(machine, configuration)
 run = RunFolder.claim("graphmer_se", params)
+place = locate(params.data_source)  # a run that goes on has its uploaded file
+data_source = str(place.path or place.value)
 print(machine, f"output: {run.path}", sep="\n")
 
 # %% [markdown]
