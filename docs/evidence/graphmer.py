@@ -23,21 +23,15 @@ STUDIES = {
 
 def headline() -> str:
     """For README.md: what is proved, beside the strongest of the other tools on the same calls."""
-    packages = result("graphmer_graph.json")["packages"].values()
-    pooled = {tool: Counter() for tool in TOOLS}
-    for found in packages:
-        for tool in TOOLS.keys() & found.keys():
-            pooled[tool].update({key: found[tool][key] for key in ("reached", "answered", "right")})
-    recall = {tool: each["right"] / each["reached"] for tool, each in pooled.items()}
-    precision = {tool: each["right"] / each["answered"] for tool, each in pooled.items()}
-    name, asked = "only definition of the name", "resolver on jedi's calls"
+    pooled, packages = _pooled("report")
+    counts = {tool: _shares(pooled[tool]) for tool in TOOLS}
     rows = result("graphmer_former_studies.json")["code_search"]
     words, trained = rows["BM25 and TF-IDF"], rows["and encoder, trained"]
     return (
-        f"**Of {pooled['resolver']['reached']:,} calls that the tests of {len(packages)} packages made, the resolver answers "
-        f"{recall['resolver']:.1%} rightly, and {precision['resolver']:.1%} of its answers are right**; taking the only definition of a name "
-        f"gives {recall[name]:.1%} and {precision[name]:.1%}. On {pooled['jedi']['reached']} of these calls jedi has {recall['jedi']:.1%} and "
-        f"{precision['jedi']:.1%}, the resolver {recall[asked]:.1%} and {precision[asked]:.1%}. In code search the encoder adds nothing to words "
+        f"**Of {pooled['resolver']['reached']:,} calls that the tests of {packages} packages made, none of which served for a choice, the "
+        f"resolver answers {counts['resolver'][0]} rightly, and {counts['resolver'][1]} of its answers are right**. On "
+        f"{pooled['jedi']['reached']} of these calls the resolver with jedi has {counts['resolver and jedi on these'][0]}, jedi alone "
+        f"{counts['jedi'][0]} and basedpyright {counts['basedpyright'][0]}. In code search the encoder adds nothing to words "
         f"(a mean reciprocal rank of {spread(words['mrr_by_seed'])} without it and {spread(trained['mrr_by_seed'])} with it). {_tuned()}"
     )
 
@@ -103,38 +97,80 @@ def _above(row: dict, base: str = "") -> str:
     return "{:+.3f}, {:+.3f} to {:+.3f}".format(row["above"]["mrr"], *row["above"]["interval"])
 
 
-TOOLS = {"resolver": "resolver", "resolver on jedi's calls": "resolver, on the calls that jedi was asked", "jedi": "jedi, on these",
-         "only definition of the name": "the only definition of the name"}  # fmt: skip
+TOOLS = {
+    "resolver": "resolver",
+    "only definition of the name": "the only definition of the name",
+    "resolver on these": "resolver, on the calls that the rivals were asked",
+    "resolver and jedi on these": "resolver, and jedi where it leaves a call open",
+    "jedi": "jedi",
+    "basedpyright": "basedpyright",
+}
+
+
+def _pooled(role: str) -> tuple[dict[str, Counter], int]:
+    """Counts of each tool over the packages of one role, and how many these are."""
+    packages = [found for found in result("graphmer_graph.json")["packages"].values() if found["role"] == role]
+    pooled = {tool: Counter() for tool in (*TOOLS, "references")}
+    for found in packages:
+        for tool, counter in pooled.items():
+            counter.update({key: value for key, value in found[tool].items() if isinstance(value, int | float)})
+    return pooled, len(packages)
+
+
+def _shares(counter: Mapping[str, float]) -> tuple[str, str]:
+    """Recall and precision."""
+    return f"{counter['right'] / counter['reached']:.1%}", f"{counter['right'] / counter['answered']:.1%}"
 
 
 def proved() -> str:
     """Calls that ran in tests of packages: which of them each tool answers, and how rightly."""
-    packages = result("graphmer_graph.json")["packages"]
-    pooled = {tool: Counter() for tool in TOOLS}
     rows = []
-    for name, found in packages.items():
-        for tool in TOOLS.keys() & found.keys():
-            pooled[tool].update({key: found[tool][key] for key in ("reached", "answered", "right")})
-            pooled[tool].update({"packages": 1, "seconds": found[tool].get("seconds_for_all", found[tool]["seconds"])})
-        title = f"{name} ({found['lines']:,} lines)"
-        rows.append(_proved(title, TOOLS["resolver"], found["resolver"], found["resolver"]["seconds"]))
-    for tool in ("only definition of the name", "resolver on jedi's calls"):
-        pooled[tool]["seconds"] = 0
-    all_of_them = [
-        _proved(f"{each['packages']} packages", TOOLS[tool], each, each["seconds"]) for tool, each in pooled.items()
-    ]
-    return tables.markdown([*all_of_them, *rows])
+    for role, title in (("report", "served for no choice"), ("choice", "served while the resolver was written")):
+        pooled, packages = _pooled(role)
+        for tool, name in TOOLS.items():
+            rows.append(_proved(f"{packages} that {title}", name, pooled[tool]))
+    for name, found in result("graphmer_graph.json")["packages"].items():
+        rows.append(_proved(f"{name} ({found['lines']:,} lines)", TOOLS["resolver"], found["resolver"]))
+    return tables.markdown(rows)
 
 
-def _proved(package: str, tool: str, found: Mapping[str, float], seconds: float) -> dict:
+def _proved(package: str, tool: str, counter: Mapping[str, float]) -> dict:
+    recall, precision = _shares(counter)
+    seconds = f"{counter['seconds']:,.1f} s"
+    calls = f"{counter['reached']:,}"
     return {
-        "package": package,
+        "packages": package,
         "tool": tool,
-        "calls": f"{found['reached']:,}",
-        "recall": f"{found['right'] / found['reached']:.3f}",
-        "precision": f"{found['right'] / found['answered']:.3f}",
-        "processor time, all calls": f"{seconds:,.1f} s" if seconds else "",
+        "calls": calls,
+        "recall": recall,
+        "precision": precision,
+        "processor time": seconds,
     }
+
+
+def references() -> str:
+    """Lines that basedpyright names for definitions, and which of these an answer of ours has."""
+    rows, missing = [], []
+    for role in ("report", "choice"):
+        counter = _pooled(role)[0]["references"]
+        shares = {key: f"{counter[key] / counter['references']:.1%}" for key in ("named", "tied", "proved")}
+        rows.append(
+            {
+                "packages": role,
+                "definitions": counter["definitions"],
+                "lines of basedpyright": counter["references"],
+                "named by an answer": shares["named"],
+                "tied to the definition": shares["tied"],
+                "known": shares["proved"],
+                "known by us alone": counter["proved_by_us_alone"],
+                "processor time": f"{counter['seconds']:.1f} s",
+                "of basedpyright": f"{counter['seconds_of_basedpyright']:.1f} s",
+            }
+        )
+    for found in result("graphmer_graph.json")["packages"].values():
+        missing += found["references"]["missing"]
+    listed = ", ".join(f"`{place}`" for place in missing) or "none"
+    return f"{tables.markdown(rows)}\n\nNot named by an answer: {listed}."
 
 
 def asking() -> str:
@@ -142,7 +178,7 @@ def asking() -> str:
     found = result("graphmer_graph.json")["asking"]
     return (
         f"The shell's answer about {found['package']} ({found['lines']:,} lines) takes {found['new']:.1f} s of processor time, and "
-        f"{found['cached']:.1f} s once its graph is kept."
+        f"{found['cached']:.1f} s once its files are kept; both with what jedi infers."
     )
 
 
