@@ -17,7 +17,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import gzip
-import itertools
 import json
 import random
 import re
@@ -57,6 +56,9 @@ CHOICE = ("cranfield", "time", "xquad/de", "xquad/zh")  # of xquad the even ques
 MAN = ("man-fr", "man-es")
 PAST = 10  # past questions of an intent
 MAN_PAIRS, MAN_DEV = 250, 50  # pages that train, and that choose; the others report
+TRAINED_ON = ("banking77", *MAN)
+FREE = ("BM25", "MiniLM", "MiniLM and BM25 by rank", "linear classifier")
+SEARCH = "search, chosen weights"
 SEEDS = (0, 1, 2)
 METHODS = ("LeJEPA", "contrastive")
 
@@ -155,7 +157,7 @@ class Bench:
     def measure(self, vectors: dict[str, np.ndarray]) -> dict[str, dict]:
         """Part -> `Judge.measure`."""
         learned = None
-        if self.collection.answers_repeat:
+        if self.collection.past:
             learned = classifier(self.judges["test"].passages, vectors["passages"])
         return {part: judge.measure(vectors[part], vectors["passages"], learned) for part, judge in self.judges.items()}
 
@@ -218,17 +220,12 @@ def rows_of(bench: Bench, seeds: dict[str, list[dict]]) -> dict[str, dict]:
         for part in tables[0]:
             rows[name][part] = np.stack([table[part][mix] for table, mix in zip(tables, mixes, strict=True)])
 
-    for name, mix in (
-        ("BM25", WORDS),
-        ("MiniLM", MEANING),
-        ("MiniLM and BM25 by rank", FUSION),
-        ("linear classifier", CLASSIFIER),
-    ):
+    for name, mix in zip(FREE, (WORDS, MEANING, FUSION, CLASSIFIER), strict=True):
         if mix in stock["test" if "test" in stock else "dev"]:
             add(name, [stock], [mix])
     add("search, default weights", [stock], [default])
     chosen = evaluation.choose({STOCK: stock["dev"]}, default, "").mix(STOCK) if "dev" in stock else default
-    add("search, chosen weights", [stock], [chosen])
+    add(SEARCH, [stock], [chosen])
     for model, trained in seeds.items():
         tables = [bench.measure(vectors) for vectors in trained]
         mixes = [
@@ -247,18 +244,43 @@ def compared(rows: dict[str, dict], name: str, against: str, part: str) -> dict:
     return dataclasses.asdict(compare(f"{name} over {against}", ours, theirs))
 
 
-def choice_of_defaults(benches: dict[str, Bench]) -> list[dict]:
-    """nDCG@10 of every mix of the stock model on the questions that choose: the table that the default weights are from."""
-    table = []
-    for name, bench in benches.items():
-        if "dev" in bench.judges:
-            spans, _ = token_spans(bench.backbone)
-            values = bench.judges["dev"].measure(bench.stock["dev"], bench.stock["passages"])
-            counts = {"default": str(evaluation.default_mix(bench.texts, spans))}
-            table.append(
-                {"collection": name, **counts, **{str(mix): float(value.mean()) for mix, value in values.items()}}
-            )
-    return table
+def measure(name: str, bench: Bench) -> dict:
+    """All that is reported of a collection."""
+    seeds: dict[str, list[dict]] = {}
+    costs = []
+    if name in TRAINED_ON:
+        seeds[HEAD] = [bench.train_head(seed) for seed in SEEDS]
+        for method, model in zip(METHODS, (TRAINED, "contrastive alone"), strict=True):
+            files = [bench.kept(method, seed) for seed in SEEDS if bench.kept(method, seed).is_file()]
+            seeds[model] = [dict(np.load(file)) for file in files]
+            for file, kept in zip(files, seeds[model], strict=True):
+                costs.append({"run": file.stem, **{key: float(kept[key]) for key in ("minutes", "steps", "batch")}})
+    rows = rows_of(bench, seeds)
+    comparisons = []
+    chosen = [row for row in rows if row.endswith(", chosen weights")]
+    free = [row for row in rows if row in FREE]
+    for part in bench.judges:
+        for row in chosen:
+            for against in free if row == SEARCH else (*free, SEARCH):
+                comparisons.append({"part": part, "row": row, "against": against, **compared(rows, row, against, part)})
+    defaults = {}
+    if "dev" in bench.judges:
+        table = bench.judges["dev"].measure(bench.stock["dev"], bench.stock["passages"])
+        spans, _ = token_spans(bench.backbone)
+        defaults = {"default": str(evaluation.default_mix(bench.texts, spans))}
+        defaults |= {str(mix): float(values.mean()) for mix, values in table.items()}
+    return {
+        "passages": len(bench.collection.passages),
+        "training pairs": len(bench.collection.training),
+        "questions": {part: len(judge.asked) for part, judge in bench.judges.items()},
+        "costs": costs,
+        "defaults": defaults,
+        "rows": {
+            row: {part: value if part == "mix" else value.mean(1).tolist() for part, value in values.items()}
+            for row, values in rows.items()
+        },
+        "comparisons": comparisons,
+    }
 
 
 def main() -> None:
@@ -266,74 +288,34 @@ def main() -> None:
     for name in ("data", "man", "model", "cache"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--train", nargs="*", default=[], metavar="COLLECTION:SEED[:METHOD]")
+    parser.add_argument("--measure", nargs="*", default=[*TRAINED_ON, *JUDGED], metavar="COLLECTION")
     arguments = report.parsed(parser, "lejepa_search")
     torch.set_num_threads(1)
     backbone = load_sentence_encoder(str(arguments.model), max_seq_length=256)
     spans, limit = token_spans(backbone)
-    makers = {"banking77": lambda: banking77(arguments.data / "banking77")}
-    for name in MAN:
-        makers[name] = lambda name=name: man_pages(arguments.man / name[4:], spans, limit)
-    for name in JUDGED:
-        makers[name] = lambda name=name: judged(arguments.data, name, spans, limit)
+
+    def bench(name: str) -> Bench:
+        if name == "banking77":
+            collection = banking77(arguments.data / name)
+        elif name in MAN:
+            collection = man_pages(arguments.man / name.removeprefix("man-"), spans, limit)
+        else:
+            collection = judged(arguments.data, name, spans, limit)
+        return Bench(collection, backbone, arguments.cache)
+
     for wish in arguments.train:
         name, seed, method = (*wish.split(":"), METHODS[0])[:3]
-        bench = Bench(makers[name](), backbone, arguments.cache)
-        if not bench.kept(method, int(seed)).is_file():
-            bench.train(method, int(seed))
+        trained_on = bench(name)
+        if not trained_on.kept(method, int(seed)).is_file():
+            trained_on.train(method, int(seed))
             print(f"{method} trained on {name}, seed {seed}", flush=True)
-    if arguments.train:
-        return
-    benches = {name: Bench(make(), backbone, arguments.cache) for name, make in makers.items()}
-    results, costs, comparisons = {}, [], []
-    for name, bench in benches.items():
-        seeds: dict[str, list[dict]] = {}
-        if name in ("banking77", *MAN):
-            seeds[HEAD] = [bench.train_head(seed) for seed in SEEDS]
-            for method, model in zip(METHODS, (TRAINED, "contrastive alone"), strict=True):
-                files = [bench.kept(method, seed) for seed in SEEDS if bench.kept(method, seed).is_file()]
-                seeds[model] = [dict(np.load(file)) for file in files]
-                for file, kept in zip(files, seeds[model], strict=True):
-                    costs.append({"run": file.stem, **{key: float(kept[key]) for key in ("minutes", "steps", "batch")}})
-        rows = rows_of(bench, seeds)
-        results[name] = rows
-        for part in bench.judges:
-            trained = [row for row in rows if row.startswith("LeJEPA") and row.endswith("weights")]
-            free = [row for row in rows if row in ("BM25", "MiniLM", "MiniLM and BM25 by rank", "linear classifier")]
-            for row, against in (
-                *itertools.product(("search, chosen weights",), free),
-                *itertools.product(trained, (*free, "search, chosen weights")),
-            ):
-                comparisons.append(
-                    {
-                        "collection": name,
-                        "part": part,
-                        "row": row,
-                        "against": against,
-                        **compared(rows, row, against, part),
-                    }
-                )
-    report.write(
-        arguments.output,
-        report.machine("cpu", ("torch", "sentence-transformers", "bm25s")),
-        defaults=choice_of_defaults(benches),
-        costs=costs,
-        collections={
-            name: {
-                "passages": len(bench.collection.passages),
-                "training pairs": len(bench.collection.training),
-                **{part: len(judge.asked) for part, judge in bench.judges.items()},
-            }
-            for name, bench in benches.items()
-        },
-        rows={
-            name: {
-                row: {part: value if part == "mix" else value.mean(1).tolist() for part, value in values.items()}
-                for row, values in rows.items()
-            }
-            for name, rows in results.items()
-        },
-        comparisons=comparisons,
-    )
+    collections = {}
+    if arguments.output.is_file():
+        collections = json.loads(arguments.output.read_text(encoding="utf-8")).get("collections", {})
+    for name in [] if arguments.train else arguments.measure:
+        collections[name] = measure(name, bench(name))
+        machine = report.machine("cpu", ("torch", "sentence-transformers", "bm25s"))
+        report.write(arguments.output, machine, past=PAST, collections=collections)
 
 
 if __name__ == "__main__":
