@@ -10,6 +10,8 @@ import zipfile
 import zlib
 from pathlib import Path
 
+from .listing import reason_against_name
+
 LARGEST = 20 * 2**30  # bytes that an archive may unpack to
 HARMLESS = 100 * 2**20  # bytes; below them no ratio is asked for
 DENSEST = 100  # times that an archive may grow; text grows 3 to 20 times
@@ -30,13 +32,14 @@ def unpack(path: Path, *, source: str) -> Path:
         with zipfile.ZipFile(path, metadata_encoding=_encoding_of_names(path)) as archive:
             members = [info for info in archive.infolist() if not stat.S_ISLNK(info.external_attr >> 16)]
             _check(members, path.stat().st_size, source)
-            folder = _unpack_once(archive, members, digest)
+            folder = _unpack_once(archive, members, digest, source)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeError) as error:
         raise ValueError(f"{source} is not a whole .zip ({error}): make it or upload it again") from error
     except OSError as error:
         raise ValueError(f"{source} cannot be unpacked ({error}): unpack it yourself, and give the folder") from error
-    entries = [entry for entry in folder.iterdir() if entry.name != "__MACOSX" and not entry.name.startswith(".")]
-    return entries[0] if len(entries) == 1 and entries[0].is_dir() else folder
+    entries = [entry for entry in folder.iterdir() if not reason_against_name(entry.name)]
+    is_wrapped = len(entries) == 1 and entries[0].is_dir()
+    return entries[0] if is_wrapped else folder
 
 
 def _encoding_of_names(path: Path) -> str | None:
@@ -66,13 +69,14 @@ def _check(members: list[zipfile.ZipInfo], packed: int, source: str) -> None:
             f"{source} grows from {packed:,} to {total:,} bytes, as an archive does that is made to fill a disk; if it is yours, "
             f"{remedy}"
         )
-    names = [member.filename for member in members]
-    if len({*names}) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{source} holds {twice!r} twice: {remedy}")
+    names = set()
+    for member in members:
+        if member.filename in names:
+            raise ValueError(f"{source} holds {member.filename!r} twice: {remedy}")
+        names.add(member.filename)
 
 
-def _unpack_once(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], digest: str) -> Path:
+def _unpack_once(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], digest: str, source: str) -> Path:
     """Unpacks beside the folder's place and renames, so that an interrupted attempt is never taken for the whole."""
     folder = cache() / f"unpacked-{digest[:16]}"
     if folder.is_dir():
@@ -81,7 +85,7 @@ def _unpack_once(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], diges
     try:
         free, total = shutil.disk_usage(fresh).free, sum(member.file_size for member in members)
         if total > free:
-            raise ValueError(f"the archive unpacks to {total:,} bytes, and {fresh} has room for {free:,}: make room")
+            raise ValueError(f"{source} unpacks to {total:,} bytes, and {fresh} has room for {free:,}: make room")
         archive.extractall(fresh, members)  # it leaves out `..` and roots
         return fresh.rename(folder)
     except OSError:  # another process was first

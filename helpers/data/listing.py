@@ -108,7 +108,7 @@ def list_files(
         folders.sort()
         for name in sorted(files):
             path = below / name
-            reason = _reason_against_name(name)
+            reason = reason_against_name(name)
             if not reason and suffixes is not None and name not in names and path.suffix.lower() not in suffixes:
                 reason = f"{path.suffix or 'no suffix'} is not one of {', '.join(suffixes)}"
             if reason:
@@ -132,7 +132,8 @@ def list_files(
     return listing
 
 
-def _reason_against_name(name: str) -> str:
+def reason_against_name(name: str) -> str:
+    """Why nobody wants a file or folder of this name to be read; "" if it may be."""
     if name in OF_A_SYSTEM or name.startswith("~$"):
         return "of an operating system or an editor"
     return "hidden" if name.startswith(".") else ""
@@ -147,7 +148,7 @@ def _reason_against_folder(path: Path, without: Collection[str]) -> str:
         return "a run of this project"
     if path.name in without:
         return "left out by its name"
-    return _reason_against_name(path.name)
+    return reason_against_name(path.name)
 
 
 def _reason_against_link(link: Path, root: Path, targets: set[Path]) -> str:
