@@ -246,8 +246,9 @@ print(results_file)
 from helpers.graphmer.search import search
 
 hits = search(data_source, params.question, model=search_model)
-tables.show([hit._asdict() for hit in hits], params.question)
-if not hits:
+if hits:
+    tables.show([hit._asdict() for hit in hits], params.question)
+else:
     print(f"question={params.question!r}: no definition has a word of it; ask with other words")
 
 # %% [markdown]
