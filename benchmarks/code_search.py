@@ -10,8 +10,8 @@ docstrings   the first sentence of a docstring; the code is searched without it
 tests        the words of a test's name; right is what that test calls
 
 An encoder is tuned as in the notebook: on its 6,000 pairs of the standard library and of the packages installed beside the running
-Python (none of those below), with the checkpoint that is best on two drawn packages. "the search" adds BM25 with the weights that the
-product has; the rows "fused" have the weights that are best for them on the docstrings of the development packages. The test packages
+Python (none of those below), with the checkpoint that is best on two drawn packages. The rows "in `search`" add BM25 with the weights that
+the product has; the rows "fused" have the weights that are best for them on the docstrings of the development packages. The test packages
 choose nothing. Intervals are over test packages.
 """
 
@@ -47,6 +47,7 @@ from helpers.graphmer.search import (  # noqa: E402
     standardise,
     words,
 )
+from helpers.graphmer.search_training import BATCH, STEPS  # noqa: E402
 
 TEST = {
     "celery": "5.6.2",
@@ -67,7 +68,7 @@ PAIRS, HELD_OUT = 6_000, {"dev": 2, "test": 4}  # as in the notebook
 NAME_WEIGHTS, DENSE_WEIGHTS = (0.0, 0.5, 1.0), (1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)
 SHIPPED = {"text": (1.0,), "name": (NAME_WEIGHT,), "dense": (DENSE_WEIGHT,)}
 SEEDS = (0, 1, 2)
-BASE = "MiniLM, fused"
+BASE, TUNED = "MiniLM, fused", f"tuned, {STEPS} steps of {BATCH}, batches of one package"
 RESAMPLES = 10_000
 
 
@@ -242,7 +243,7 @@ class Rows:
     def add_encoder(self, name: str, dense: dict[str, np.ndarray]) -> None:
         self.add(name, {"dense": (1.0,)}, dense)
         self.add(f"{name}, fused", {"text": (1.0,), "name": NAME_WEIGHTS, "dense": DENSE_WEIGHTS}, dense)
-        self.add(f"{name}, the search", SHIPPED, dense)
+        self.add(f"{name}, in `search`", SHIPPED, dense)
 
     def summary(self, bases: tuple[str, ...]) -> dict:
         return {kind: {row: self._row(row, kind, bases) for row in self.mrr} for kind in KINDS}
@@ -279,8 +280,8 @@ def main() -> None:
     rows, left, training = Rows(packages), arguments.models, {}
     rows.add("BM25", {"text": (1.0,), "name": NAME_WEIGHTS})
     for seed in (None, *SEEDS):
-        name = "MiniLM" if seed is None else "tuned"
-        kept = arguments.folder / "scores" / f"{name}_{seed}.npz"
+        name = "MiniLM" if seed is None else TUNED
+        kept = arguments.folder / "scores" / f"{seed}.npz"
         if not kept.is_file():
             if not left:
                 break
@@ -300,6 +301,7 @@ def main() -> None:
         test=list(TEST),
         development=list(DEVELOPMENT),
         packages=counts,
+        training_pairs=max(run["pairs"] for run in training.values()),
         training=training,
         rows=rows.summary(("BM25", BASE)),
     )
