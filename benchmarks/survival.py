@@ -48,10 +48,9 @@ SMALL = {
     "max_steps": LONG,
     "eval_steps": EVERY,
     "batch_size": 16,
-    "sequence_length": 32,
     "vocab_size": 400,
-    "units": 48,
-    "compare_transformer": False,
+    "units": 128,
+    "compare_memories": False,
 }
 
 

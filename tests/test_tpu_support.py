@@ -81,9 +81,7 @@ def check_training() -> str:
         vocab_size=64,
         units=32,
         unit_blocks=2,
-        input_codes=8,
         embedding_size=16,
-        readout_blocks=2,
         readout_size=16,
         eos_token_id=0,
     )

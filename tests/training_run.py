@@ -93,13 +93,10 @@ def build_model(options):
         vocab_size=200,
         units=width,
         unit_blocks=4,
-        input_codes=8,
         embedding_size=width // 2,
-        readout_blocks=2,
         readout_size=32,
         dropout=options["dropout"],
-        token_dropout=options["dropout"],
-        recall_tokens=8,
+        window=8,
         eos_token_id=0,
     )
     return ReservoirForCausalLM.initialise(

@@ -107,5 +107,5 @@ def draw(folder: Path) -> None:
 
 def parameters() -> str:
     """What is declared of the model."""
-    names = ("num_texts", "prompt", "compare_transformer")
+    names = ("num_texts", "prompt", "compare_memories")
     return declarations.table(ReservoirParameters, groups=(MODEL,), names=names)

@@ -283,13 +283,6 @@ def wait() -> None:
     xm.wait_device_ops()
 
 
-def scan(step, carry, inputs):
-    """One While loop for any length. `step` must be a module-level function; tensors that it needs must be in `carry`."""
-    from torch_xla.experimental.scan import scan as xla_scan
-
-    return xla_scan(step, carry, inputs)
-
-
 def checkpoint_function():
     """torch_xla's own gradient checkpointing; every mode of `torch.utils.checkpoint` crashes on XLA."""
     from torch_xla.utils.checkpoint import checkpoint

@@ -1,6 +1,6 @@
-"""From a file of texts to blocks of tokens: reading, splitting, tokens, the tokens' codes, and the state before each block.
+"""From files to texts, tokens, and codes of the tokens.
 
-# V vocabulary · C floats of a code · B blocks · T tokens of a block · R rows that are read at once · S state floats
+# V vocabulary · C floats of a code · P pairs of neighbours
 """
 
 from __future__ import annotations
@@ -9,33 +9,35 @@ import hashlib
 import itertools
 import random
 import re
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from helpers.data import data_files, hub
-from helpers.data.data_source import DataSource, located
-from helpers.parameters import SAMPLE, source_path
-from helpers.reservoir.parameters import HUB_TEXTS, MIN_TEXTS
-from helpers.reservoir.sample import sample_stories
-from helpers.run import disk
+from helpers.data import rows
+from helpers.data.data_source import DataSource, Place, locate, read_splits
+from helpers.data.listing import Listing, list_files
+from helpers.data.rows import Row, SetAside
+from helpers.data.text import read_text
+
+from .parameters import HUB_TEXTS, MIN_TEXTS
+from .sample import sample_stories
 
 REVISIONS = {"roneneldan/TinyStories": "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"}
 END_OF_TEXT = "<|endoftext|>"
 COLUMNS = ("text", "story")
-SUFFIXES = (".txt", ".jsonl", ".parquet")
+TEXT_SUFFIXES = (".txt", ".md")
+SEPARATORS = {f"`{END_OF_TEXT}`": re.escape(END_OF_TEXT), "blank lines": r"\n\s*\n", "line ends": r"\n"}
 LEAST_HELD_OUT, MOST_HELD_OUT, HELD_OUT_SHARE = 5, 1000, 0.05  # texts of dev, and as many of test
-LONGEST_TEXT = 20_000  # characters; a longer text is split, and a separator has to leave shorter texts on average
-PIECE = 4_000  # characters that a piece of a long text has at least
+LONGEST_TEXT = 20_000  # characters; a longer text is split, into pieces of at least 4,000
+PIECES = re.compile(
+    "|".join(rf"(?s:.{{4000,19990}}?{mark})" for mark in (r"\n\n", r"\n", r"\. ", "。", " ")) + r"|(?s:.{1,19990})"
+)
 TOKENIZER_TEXTS = 50_000  # merges hardly change with more
 WINDOW_WEIGHTS = (1.0, 0.5, 1 / 3)  # of a neighbour in the codes, by distance
 CONTEXT_POWER = 0.75  # flattens the contexts' frequencies (Levy, Goldberg and Dagan 2015, section 3.1)
-CODED_TOKENS = 20_000_000  # bounds time and memory
-ROWS = 64  # of a stream, read side by side, at most
+CODED_TOKENS = 2_000_000  # bounds time and memory
 
 
 @dataclass(frozen=True)
@@ -45,104 +47,130 @@ class Texts(DataSource):
     train: list[str]
     dev: list[str]
     test: list[str]
-    how: str  # what separated the texts, how many were repeated or split
+    notes: str  # what separated the texts; how many were repeated or split
 
 
 def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
     """Texts from `data_source`, without repeats, drawn with `seed`.
 
-    data_source: "sample", a local .txt, .jsonl or .parquet (column `text` or `story`), a hub id, or a folder in hub layout.
-    num_texts: how many in all; 0 takes every text, but 150,000 of a hub id.
+    data_source: "sample"; a text (.txt, .md), a file of rows with a column `text` or `story`, or a folder of such files; a hub id.
+    num_texts: how many in all; 0 takes every text, but 20,000 of a hub id.
 
     Raises ValueError (too few texts, no such column, a damaged file), FileNotFoundError, and ConnectionError for a hub that
     cannot be reached.
     """
-    data_source = located(data_source)
-    path = source_path("data_source", data_source)
-    name, revision = path.name if path else data_source, None
-    if data_source == SAMPLE:
-        found, how = sample_stories(), "the stories of the sample"
-    elif path and path.is_file() and path.suffix == ".txt":
-        found, how = _separated(path)
-    elif path and path.is_file():
-        found, how = map(_text, data_files.rows("data_source", path, SUFFIXES)), "the rows of the file"
-    else:
-        if not path:
-            num_texts, revision = num_texts or HUB_TEXTS, REVISIONS.get(data_source)
-        rows = hub.splits(data_source, revision=revision)["train"]
-        if num_texts:
-            rows = rows.shuffle(seed=seed).select(range(min(num_texts, len(rows))))
-        rows = data_files.numbered(f"data_source={data_source!r}", rows.to_list())
-        found, how = map(_text, rows), "the rows of the data set"
-    whole = [text.strip() for text in found]
-    pieces = [piece for text in whole for piece in _pieces(text) if piece]
-    kept = [*{" ".join(piece.split()): piece for piece in pieces}.values()]
-    random.Random(seed).shuffle(kept)
-    said = {
-        "repeated texts left out": len(pieces) - len(kept),
-        "long texts split": sum(len(text) > LONGEST_TEXT for text in whole),
-    }
-    kept = kept[: num_texts or None]
-    if len(kept) < MIN_TEXTS:
+    place = locate(data_source)
+    set_aside = SetAside(place.source)
+    revision = None if place.path else REVISIONS.get(place.value)
+    texts, notes = _read_texts(place, set_aside, revision, num_texts, seed)
+    texts = [text.strip() for text in texts]
+    pieces = [piece for text in texts for piece in _split_long(text) if piece]
+    if set_aside.read:
+        set_aside.check()
+        if set_aside.rows:
+            print(set_aside)
+    distinct = list({" ".join(piece.split()): piece for piece in pieces}.values())
+    repeated, split = len(pieces) - len(distinct), sum(len(text) > LONGEST_TEXT for text in texts)
+    if repeated:
+        notes += f"; repeated texts left out: {repeated:,}"
+    if split:
+        notes += f"; long texts split: {split:,}"
+    random.Random(seed).shuffle(distinct)
+    if num_texts:
+        del distinct[num_texts:]
+    count = len(distinct)
+    if count < MIN_TEXTS:
         raise ValueError(
-            f"data_source={data_source!r}: {len(kept)} different texts ({how}); at least {MIN_TEXTS} are needed, "
-            f"so add {MIN_TEXTS - len(kept)}: {LEAST_HELD_OUT} choose settings, {LEAST_HELD_OUT} measure, the others train"
+            f"{place.source}: {count} different texts ({notes}); at least {MIN_TEXTS} are needed, so add {MIN_TEXTS - count}: "
+            f"{LEAST_HELD_OUT} choose settings, {LEAST_HELD_OUT} measure, the others train. Texts are separated by "
+            f"{', '.join(SEPARATORS)}"
         )
-    held = min(max(LEAST_HELD_OUT, int(HELD_OUT_SHARE * len(kept))), MOST_HELD_OUT)
+    held_out = min(max(LEAST_HELD_OUT, int(HELD_OUT_SHARE * count)), MOST_HELD_OUT)
     return Texts(
-        train=kept[2 * held :],
-        dev=kept[:held],
-        test=kept[held : 2 * held],
-        how="; ".join([how, *(f"{what}: {number:,}" for what, number in said.items() if number)]),
-        name=name,
-        sha256=hashlib.sha256("\0".join(kept).encode()).hexdigest(),
+        train=distinct[2 * held_out :],
+        dev=distinct[:held_out],
+        test=distinct[held_out : 2 * held_out],
+        notes=notes,
+        name=place.name,
+        sha256=hashlib.sha256("\0".join(distinct).encode()).hexdigest(),
         revision=revision,
         draw=f"{num_texts or 'all'} texts, seed {seed}",
     )
 
 
-def _separated(path: Path) -> tuple[list[str], str]:
-    try:
-        return separated(path.read_text(encoding="utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"data_source={str(path)!r}: not UTF-8 ({error}); save the file as UTF-8") from error
+def _read_texts(place: Place, set_aside: SetAside, revision, num_texts: int, seed: int) -> tuple[list[str], str]:
+    """The texts as they are in the source, and what separates them."""
+    path = place.path
+    if place.is_sample:
+        return sample_stories(), "the stories of the sample"
+    if path and path.is_file() and path.suffix.lower() in TEXT_SUFFIXES:
+        try:
+            return separate(read_text(path))
+        except ValueError as error:
+            raise ValueError(f"{place.source} {error}") from error
+    if path and path.is_dir():
+        listing = list_files(path, (*TEXT_SUFFIXES, *rows.SUFFIXES), source=place.source)
+        if any(file.suffix.lower() in TEXT_SUFFIXES for file in listing.files):
+            return _read_folder(listing)
+    read = list(read_splits(place, rows.SUFFIXES, set_aside, revision=revision)["train"])
+    if path is None:
+        random.Random(seed).shuffle(read)
+        del read[num_texts or HUB_TEXTS :]
+        set_aside.read = len(read)
+    return list(set_aside.convert(read, _text_of)), "the rows of the data"
 
 
-def separated(text: str) -> tuple[list[str], str]:
-    """The texts of a file, and what separates them: the first of marker, blank line and line end that most of it uses.
+def _read_folder(listing: Listing) -> tuple[list[str], str]:
+    """A text a file; of fewer than 20 files the texts in each."""
+    contents = []
+    for file in list(listing.files):
+        if file.suffix.lower() not in TEXT_SUFFIXES:
+            listing.skip(file, f"there are {' and '.join(TEXT_SUFFIXES)} beside it")
+            continue
+        try:
+            contents.append(read_text(file))
+        except (ValueError, OSError) as error:
+            listing.skip(file, str(error))
+    print(listing)
+    if len(contents) >= MIN_TEXTS:
+        return contents, "a text a file"
+    parts = [separate(content) for content in contents]
+    notes = dict.fromkeys(separator for _, separator in parts)
+    return [text for texts, _ in parts for text in texts], "; ".join(notes)
 
-    A separator is used by most of the file if it leaves 30 texts or more, and fewer than 20,000 characters a text on
-    average; where none does, blank lines separate. Line ends do so only where there is no blank line. A marker that is no
-    separator is left out of the text.
+
+def separate(text: str) -> tuple[list[str], str]:
+    """The texts of a file, and what separates them: the first of marker, blank lines and line ends that does so throughout.
+
+    A separator does if it makes at least as many texts as a text has parts by the next separator. A marker that does not is left
+    out of the text.
     """
-    text, markers = text.strip(), text.count(END_OF_TEXT)
-    least = max(MIN_TEXTS, len(text) / LONGEST_TEXT)
-    if markers + 1 >= least:
-        return text.split(END_OF_TEXT), f"separated by `{END_OF_TEXT}`"
-    pattern, how = r"\n\s*\n", "separated by blank lines"
-    if not re.search(pattern, text) and text.count("\n") + 1 >= least:
-        pattern, how = r"\n", "separated by line ends"
-    if markers:
-        how += f", not by the {markers} `{END_OF_TEXT}`, which are left out"
-    return re.split(pattern, text.replace(END_OF_TEXT, "\n\n")), how
+    names = list(SEPARATORS)
+    for name, finer in itertools.pairwise(names):
+        texts = _split(text, SEPARATORS[name])
+        parts = sum(len(_split(part, SEPARATORS[finer])) for part in texts)
+        if len(texts) > 1 and len(texts) ** 2 >= parts:
+            break
+        if name == names[0]:
+            text = text.replace(END_OF_TEXT, "\n\n")
+    else:
+        name, texts = names[-1], _split(text, SEPARATORS[names[-1]])
+    return texts, f"separated by {name}"
 
 
-def _text(row: data_files.Row) -> str:
-    """The text of a row: its column `text` or `story`."""
-    for column in COLUMNS:
-        if column in row.values:
-            return data_files.text(row, column)
-    raise ValueError(f"{row.where}: no column `text` or `story`; columns found: {', '.join(row.values)}")
+def _split(text: str, pattern: str) -> list[str]:
+    return [part for part in re.split(pattern, text) if part.strip()]
 
 
-def _pieces(text: str) -> Iterator[str]:
+def _text_of(row: Row) -> str:
+    return row.text(row.column(COLUMNS, "name the column of the texts so"))
+
+
+def _split_long(text: str) -> list[str]:
     """The text, or pieces of it of at most 20,000 characters, split between paragraphs, lines, sentences or words."""
-    while len(text) > LONGEST_TEXT:
-        places = (text.find(mark, PIECE, LONGEST_TEXT) for mark in ("\n\n", "\n", ". ", "。", " "))
-        place = next((place for place in places if place > 0), LONGEST_TEXT - 2) + 1
-        yield text[:place].strip()
-        text = text[place:].strip()
-    yield text
+    if len(text) <= LONGEST_TEXT:
+        return [text]
+    return [piece.strip() for piece in PIECES.findall(text)]
 
 
 # ---- tokens
@@ -180,16 +208,16 @@ def tokens_of(texts: Sequence[str], tokenizer) -> np.ndarray:
 
     Where a text spells that token out, its letters are ordinary tokens.
     """
-    found = []
+    streams = []
     for start in range(0, len(texts), 1000):
-        rows = tokenizer(
+        encodings = tokenizer(
             texts[start : start + 1000],
             add_special_tokens=False,
             return_attention_mask=False,
             split_special_tokens=True,
         )["input_ids"]
-        found += [np.array([*row, tokenizer.eos_token_id], dtype=np.int32) for row in rows]
-    return np.concatenate(found)
+        streams += [np.array([*ids, tokenizer.eos_token_id], dtype=np.int32) for ids in encodings]
+    return np.concatenate(streams)
 
 
 # ---- codes: what the frozen network sees of a token
@@ -204,106 +232,24 @@ def cooccurrence_codes(tokens: np.ndarray, vocab_size: int, size: int, seed: int
     size: C, below V.
     seed: of the randomised SVD (Halko et al. 2011); the caller's generator stays as it was.
     """
-    tokens = np.asarray(tokens[:CODED_TOKENS], dtype=np.int64)
-    pairs, weights = _neighbours(tokens, vocab_size)
-    token_P, context_P = pairs // (2 * vocab_size), pairs % (2 * vocab_size)
-    token_V = np.bincount(token_P, weights, vocab_size)
-    context_2V = np.bincount(context_P, weights, 2 * vocab_size) ** CONTEXT_POWER
-    information_P = np.log(weights * context_2V.sum() / (token_V[token_P] * context_2V[context_P]))
-    kept = information_P > 0
+    stream, V = torch.from_numpy(np.asarray(tokens[:CODED_TOKENS], dtype=np.int64)), vocab_size
+    pairs, weights = [], []
+    for distance, weight in enumerate(WINDOW_WEIGHTS, start=1):
+        earlier, later = stream[:-distance], stream[distance:]
+        # The token after another one is a context in [0, V), the token before it a context in [V, 2V).
+        pairs += [torch.stack((earlier, later)), torch.stack((later, earlier + V))]
+        weights.append(torch.full((2 * len(later),), weight))
     with torch.random.fork_rng(devices=[]), torch.sparse.check_sparse_tensor_invariants():
-        matrix = torch.sparse_coo_tensor(
-            torch.from_numpy(np.stack((token_P[kept], context_P[kept]))),
-            torch.from_numpy(information_P[kept]).float(),
-            (vocab_size, 2 * vocab_size),
-        ).coalesce()
+        counts = torch.sparse_coo_tensor(torch.cat(pairs, 1), torch.cat(weights), (V, 2 * V)).coalesce()
+        (token_P, context_P), weight_P = counts.indices(), counts.values()
+        token_V = torch.bincount(token_P, weight_P, V)
+        context_2V = torch.bincount(context_P, weight_P, 2 * V) ** CONTEXT_POWER
+        information_P = torch.log(weight_P * context_2V.sum() / (token_V[token_P] * context_2V[context_P]))
+        positive = information_P > 0
+        matrix = torch.sparse_coo_tensor(counts.indices()[:, positive], information_P[positive], (V, 2 * V)).coalesce()
         torch.default_generator.manual_seed(seed)
-        left_VC, singular_C, _ = torch.svd_lowrank(matrix, q=min(size + 16, vocab_size), niter=4)
+        left_VC, singular_C, _ = torch.svd_lowrank(matrix, q=min(size + 16, V), niter=4)
     codes_VC = left_VC[:, :size] * singular_C[:size].sqrt()
-    seen_V1 = torch.from_numpy(token_V > 0)[:, None]
+    seen_V1 = (token_V > 0)[:, None]
     codes_VC = torch.where(seen_V1, codes_VC - codes_VC[seen_V1[:, 0]].mean(0), 0.0)
     return torch.nn.functional.normalize(codes_VC, dim=1) * size**0.5
-
-
-def _neighbours(tokens: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct pairs of a token and a context, as numbers token * 2V + context, and the weights of the pairs.
-
-    The token after another one is a context in [0, V), the token before it a context in [V, 2V).
-    """
-    all_pairs, all_weights = [], []
-    for distance, weight in enumerate(WINDOW_WEIGHTS, start=1):
-        earlier, later = tokens[:-distance], tokens[distance:]
-        for pairs in (earlier * 2 * vocab_size + later, later * 2 * vocab_size + vocab_size + earlier):
-            distinct, counts = np.unique(pairs, return_counts=True)
-            all_pairs.append(distinct)
-            all_weights.append(counts * weight)
-    distinct, place = np.unique(np.concatenate(all_pairs), return_inverse=True)
-    return distinct, np.bincount(place, np.concatenate(all_weights))
-
-
-# ---- blocks
-
-
-class TokenBlocks(torch.utils.data.Dataset):
-    """Blocks of T tokens that predict every token of a stream of texts once, and the state of a model before each block.
-
-    The stream is cut into rows of about equal length, which begin where a text begins. A row is cut into blocks, each of
-    which begins with the last token of the block before. The last block of a row is filled up, and what fills it is not
-    predicted (label -100), so that no token of the stream is dropped. Labels are the inputs, since models shift them.
-
-    multiple_of: the first blocks come once more at the end, until the number of blocks is a multiple of this.
-    most: how many blocks a run reads. Where they are fewer than there are, the first blocks of every row are kept.
-    states_BS: set by `read_states`; each block then comes with its state.
-    """
-
-    def __init__(self, tokens: np.ndarray, end: int, length: int, multiple_of: int = 1, most: int = 10**9) -> None:
-        self.length = length
-        wanted = np.linspace(0, len(tokens), min(ROWS, 1 + len(tokens) // (8 * length)), endpoint=False)
-        begins = np.concatenate(([0], np.flatnonzero(tokens == end) + 1, [len(tokens)]))
-        borders = np.unique([*begins[np.searchsorted(begins, wanted)], len(tokens)])
-        most_of_row = max(1, -(-most // (len(borders) - 1)))
-        starts = [np.arange(*row, length - 1)[:most_of_row] for row in itertools.pairwise(borders)]
-        self.starts, self.rows = np.concatenate(starts), np.repeat(np.arange(len(starts)), [*map(len, starts)])
-        self.sizes = np.minimum(length, 1 + borders[self.rows + 1] - self.starts)
-        # A row begins with a text, and before a text there is `end`.
-        padded = np.concatenate(([end], tokens, [end] * length)).astype(np.int32)
-        self.ids_BT = np.lib.stride_tricks.sliding_window_view(padded, length)[self.starts]
-        self.ids_BT[np.arange(length) >= self.sizes[:, None]] = end
-        self.count = -(-len(self.starts) // multiple_of) * multiple_of
-        self.states_BS: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        index %= len(self.ids_BT)
-        ids_T = torch.from_numpy(self.ids_BT[index].astype(np.int64))
-        labels_T = ids_T.masked_fill(torch.arange(self.length) >= self.sizes[index], -100)
-        carried = {} if self.states_BS is None else {"state": torch.from_numpy(np.array(self.states_BS[index]))}
-        return {"input_ids": ids_T, "labels": labels_T, **carried}
-
-    @torch.no_grad()
-    def read_states(self, model) -> TokenBlocks:
-        """Has the model read the stream, all rows side by side, and keeps its state [S] before each block on disk.
-
-        A reservoir is never trained, so its states are the same in every epoch, and blocks can be shuffled. The model is
-        left in eval mode.
-        """
-        _, first_R, length_R = np.unique(self.rows, return_index=True, return_counts=True)
-        state_RS = torch.zeros_like(model.read(self._ids(first_R, model.device)[:, :1])[-1])
-        shape = len(self.rows), state_RS.shape[1]
-        with tempfile.TemporaryFile() as file:  # it is on the disk until the array is gone
-            disk.reserve(
-                file, 4 * shape[0] * shape[1], "the network's states before each block (TMPDIR names the folder)"
-            )
-            self.states_BS = np.memmap(file, np.float32, "r+", shape=shape)
-        model.eval()
-        for step in range(length_R.max()):
-            going_R = step < length_R
-            place_R = first_R + np.minimum(step, length_R - 1)
-            self.states_BS[place_R[going_R]] = state_RS.float().cpu().numpy()[going_R]
-            state_RS = model.read(self._ids(place_R, model.device)[:, :-1], state_RS)[-1]
-        return self
-
-    def _ids(self, places: np.ndarray, device) -> torch.Tensor:
-        return torch.from_numpy(self.ids_BT[places].astype(np.int64)).to(device)

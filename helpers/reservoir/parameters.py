@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import model_validator
 
-from helpers.parameters import MACHINE, Parameters, Source, Text, in_range, parameter
+from helpers.parameters import MACHINE, NO_NETWORK, Parameters, Source, in_range, parameter
 
-MIN_TEXTS = 30
-HUB_TEXTS = 150_000  # about the tokens of the longest recipe; more would be tokenised and never read
+MIN_TEXTS = 20
+HUB_TEXTS = 10_000  # of a hub data set; counting reads them all, and takes most of a minute for ten times as many
+UNITS_OF_A_BLOCK = 128
 MODEL = "Model"
 
 
@@ -18,7 +19,8 @@ class ReservoirParameters(Parameters):
 
     data_source: Source = parameter(
         "roneneldan/TinyStories",
-        "Hub data set; path to your own `.txt`, `.jsonl` or `.parquet`; or 'sample', which needs no network.",
+        "Hub data set; your own text (`.txt`, `.md`), table (`.jsonl`, `.csv`, `.parquet`) or folder; or 'sample'. "
+        f"{NO_NETWORK}",
     )
     output_dir: str = parameter(
         "outputs/tinystories_reservoir",
@@ -27,10 +29,19 @@ class ReservoirParameters(Parameters):
         tpu="outputs/tinystories_reservoir_tpu",
     )
     num_texts: int = parameter(
-        0, "Texts to use; 0 takes 150,000 of a hub data set, and all texts of a file or of the sample.", low=0
+        0,
+        f"Texts to use; 0 takes {HUB_TEXTS:,} of a hub data set, and all texts of a file or of the sample.",
+        low=0,
     )
-    prompt: Text = parameter("Once upon a time", "First words of the text that the model continues.", identity=False)
+    prompt: str = parameter(
+        "", "First words of the text that the model continues; empty takes those of a dev text.", identity=False
+    )
 
+    memory: Literal["reservoir", "gru"] = parameter(
+        "reservoir",
+        "Memory of the model: 'reservoir' is a random network that is never trained, 'gru' a recurrent network that is.",
+        group=MODEL,
+    )
     vocab_size: int = parameter(
         0,
         "Size of the tokeniser's vocabulary; 0 chooses it from the size of the text.",
@@ -38,27 +49,22 @@ class ReservoirParameters(Parameters):
         low=0,
         high=1_000_000,
     )
-    sequence_length: int = parameter(128, "Tokens in one block of training text.", group=MODEL, low=8, high=4096)
-    units: int = parameter(3072, "Units of the frozen network, a multiple of 24.", group=MODEL, low=24, high=1_000_000)
-    leak: float = parameter(
-        0.5,
-        "Leak rate: the share of each unit's state that a new token replaces; with 1 only the recurrent weights remember.",
+    units: int = parameter(
+        1024,
+        f"Units of the reservoir, a multiple of {UNITS_OF_A_BLOCK}.",
         group=MODEL,
-        above=0.0,
-        high=1.0,
+        low=UNITS_OF_A_BLOCK,
+        high=1_000_000,
     )
-    dropout: float = parameter(
-        0.1,
-        "Share of the features, and of the updates within the readout, that are left out at random in training.",
-        group=MODEL,
-        low=0.0,
-        high=0.9,
-    )
-    compare_transformer: bool = parameter(
-        True, "Also train a Llama with as many weights, for comparison.", group=MACHINE, identity=False
+    compare_memories: bool = parameter(
+        True,
+        "Also train the same model with the other memory, for comparison, after the text has been continued.",
+        group=MACHINE,
+        identity=False,
+        tpu=False,
     )
     eval_steps: int = parameter(
-        100,
+        500,
         "Optimizer steps between two evaluations, each with a checkpoint.",
         group=MACHINE,
         low=1,
@@ -69,8 +75,8 @@ class ReservoirParameters(Parameters):
     def _fits_together(self) -> Any:
         if self.num_texts:
             in_range("num_texts", self.num_texts, MIN_TEXTS, 10**9)
-        if self.units % 24:
+        if self.units % UNITS_OF_A_BLOCK:
             raise ValueError(
-                f"units={self.units}: must be a multiple of 24, the blocks of the network; 3072 is the default"
+                f"units={self.units}: must be a multiple of {UNITS_OF_A_BLOCK}, the units of a block; 1024 is the default"
             )
         return self

@@ -1,89 +1,198 @@
-"""The trainer of a run, and a Llama beside the reservoir that gets every helper the reservoir gets.
+"""What a step learns from: single tokens, drawn from everywhere, or rows of text for a memory that is trained through time.
 
-# V vocabulary · D width · B batch · T tokens of a block · W recalled tokens
+A frozen memory is the same in every epoch. So a stretch of text is read once, in many rows at the same time, and the tokens of a
+step are drawn from it one by one: neighbours say much the same, and no token needs its neighbours for a gradient. The host
+reads, counts and draws while a device trains. All draws follow from the seed and the epoch.
+
+# S tokens of a stream · R rows that are read side by side · T tokens of a row that are read at once · P drawn tokens · W tokens of a window
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 import torch
-from torch import nn
-from transformers import LlamaConfig, LlamaModel, PreTrainedModel, Trainer
-from transformers.modeling_outputs import CausalLMOutput
+from transformers import Trainer
 
 from helpers.train.trainer import TrainerMixin
 
-from .model import Predictor, begin_at_codes, recall
+from .counts import Counts, Smoothed
 
-LLAMA_RATE = 3e-3  # with this dropout as good on the dev stories of benchmarks/reservoir.py as 6e-3, which fails in small batches
-LLAMA_LAYERS, LLAMA_HEAD = 2, 32  # layers, and the width of an attention head
+ROWS, STRETCH = 64, 127
+EASY = 0.5  # a token with a higher P in the counts of other texts is read once in EASY_TURNS epochs, and weighs as much more
+EASY_TURNS = 4
+
+
+def begin_rows(inputs_S: np.ndarray, end: int) -> np.ndarray:
+    """Where the rows of a stream begin that are read side by side: where texts begin, about equally far from each other."""
+    texts = np.flatnonzero(inputs_S == end)
+    rows = min(ROWS, 1 + len(inputs_S) // (8 * STRETCH))
+    wanted = np.linspace(0, len(inputs_S), rows, endpoint=False)
+    return np.unique(texts[np.searchsorted(texts, wanted).clip(max=len(texts) - 1)])
+
+
+class Stream(torch.utils.data.Dataset):
+    """A stream of texts, and for each of its tokens what the counts and the text before it say.
+
+    trained: whether a text is learned from; the counts of a token are then those of other texts.
+    """
+
+    def __init__(self, tokens: np.ndarray, counts: Counts, window: int, trained: bool):
+        end = counts.end
+        self.counts, self.window, self.trained = counts, window, trained
+        self.tokens_S = tokens.astype(np.int64)
+        self.inputs_S = np.append(end, self.tokens_S[:-1])  # the token before
+        ends = np.flatnonzero(self.inputs_S == end)
+        self.begins_S = np.repeat(ends + 1, np.diff(np.append(ends, len(tokens))))  # where a text has its first input
+        if trained:
+            self.smoothed, self.fold_S = Smoothed.without_folds(self.tokens_S, counts.vocab_size, end)
+        else:
+            self.smoothed, self.fold_S = counts.smoothed(), np.zeros(len(tokens), dtype=np.int64)
+
+    def windows(self, places: np.ndarray) -> np.ndarray:
+        """The last tokens of the text before each place [P, W], -1 where the text has not begun."""
+        index = places[:, None] - np.arange(self.window - 1, -1, -1)
+        return np.where(index >= self.begins_S[places, None], self.inputs_S[index.clip(0)], -1)
+
+    def examples(self, places: np.ndarray) -> dict[str, torch.Tensor]:
+        """What a batch holds of these places, whatever their shape."""
+        flat = places.ravel()
+        windows = self.windows(flat)
+        counted, totals = self.smoothed.distributions(self.counts.contexts_of(windows), self.fold_S[flat])
+        batch = {
+            "input_ids": self.inputs_S[flat],
+            "windows": windows,
+            "counted": counted,
+            "totals": totals,
+            "labels": self.tokens_S[flat],
+        }
+        return {name: torch.from_numpy(values).unflatten(0, places.shape) for name, values in batch.items()}
+
+
+class DrawnTokens(Stream):
+    """Single tokens, and the state of a frozen memory before each of them.
+
+    trained: an epoch draws its tokens; otherwise it has every token, in the order in which it is read.
+    multiple_of: an epoch has a multiple of so many tokens; its last ones come twice.
+    """
+
+    def __init__(self, tokens: np.ndarray, model, *, multiple_of: int, trained: bool, seed: int = 0):
+        super().__init__(tokens, model.counts, model.config.window, trained)
+        self.memory, self.seed = copy.deepcopy(model.memory).cpu(), seed
+        self.starts_R = begin_rows(self.inputs_S, self.counts.end)
+        self.row_S = np.searchsorted(self.starts_R, np.arange(len(tokens)), side="right") - 1
+        self.stretch_S, self.step_S = np.divmod(np.arange(len(tokens)) - self.starts_R[self.row_S], STRETCH)
+        self.reading_order = np.argsort(self.stretch_S, kind="stable")
+        self.easy_S = np.zeros(len(tokens), dtype=bool)
+        if trained:
+            contexts_S = self.counts.contexts(self.tokens_S)
+            self.easy_S = self.smoothed.of(self.tokens_S, contexts_S, self.fold_S) > EASY
+        self.weights_S = np.where(self.easy_S, EASY_TURNS, 1).astype(np.float32)
+        drawn = len(tokens) - self.easy_S.sum() + len(self.easy_S.nonzero()[0][::EASY_TURNS])
+        self.weights_S *= drawn / len(tokens)  # so that the mean loss of an epoch is that of the text
+        self.length = -(-int(drawn) // multiple_of) * multiple_of
+        self._stretch, self._states_RTN, self._after_RN = -1, None, None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The places of an epoch: stretch by stretch, drawn in each, all but some of the easy ones."""
+        places = self.reading_order
+        if self.trained:
+            random = np.random.default_rng((self.seed, epoch))
+            mixed = random.permutation(len(places))
+            easy = mixed[self.easy_S[mixed]][::EASY_TURNS]
+            mixed = np.concatenate((mixed[~self.easy_S[mixed]], easy))
+            random.shuffle(mixed)
+            places = mixed[np.argsort(self.stretch_S[mixed], kind="stable")]
+        return np.pad(places, (0, self.length - len(places)), mode="symmetric")
+
+    def __getitems__(self, places: Sequence[int]) -> dict[str, torch.Tensor]:
+        places = np.asarray(places)
+        states_PN = torch.empty(len(places), self.memory.width)
+        for stretch in np.unique(self.stretch_S[places]):
+            here = np.flatnonzero(self.stretch_S[places] == stretch)
+            states_RTN = self._read(stretch)
+            states_PN[here] = states_RTN[self.row_S[places[here]], self.step_S[places[here]]]
+        weights = torch.from_numpy(self.weights_S[places])
+        return self.examples(places) | {"states": states_PN, "weights": weights}
+
+    @torch.no_grad()
+    def _read(self, stretch: int) -> torch.Tensor:
+        """States after each token of a stretch [R, T, N]. Stretches are read in order; an earlier one begins again."""
+        if stretch < self._stretch or self._states_RTN is None:
+            self._stretch, self._after_RN = -1, torch.zeros(len(self.starts_R), self.memory.width)
+        while self._stretch < stretch:
+            self._stretch += 1
+            index = self.starts_R[:, None] + self._stretch * STRETCH + np.arange(STRETCH)
+            ids_RT = torch.from_numpy(self.inputs_S[index.clip(max=len(self.inputs_S) - 1)])
+            seen_RT = torch.ones_like(ids_RT)
+            self._states_RTN = self.memory(ids_RT, None, self._after_RN, seen_RT, ids_RT != self.counts.end)
+            self._after_RN = self._states_RTN[:, -1]
+        return self._states_RTN
+
+
+class RowsOfText(Stream):
+    """Blocks of T tokens, a row after the other: what a memory that is trained through time learns from.
+
+    trained: a block goes on where the block of this row in the batch before ended. Otherwise a block of an evaluation begins
+    T tokens earlier, with tokens that do not count, so that the memory has something to remember.
+    """
+
+    def __init__(self, tokens: np.ndarray, model, *, multiple_of: int, length: int, trained: bool):
+        super().__init__(tokens, model.counts, model.config.window, trained)
+        blocks = np.arange(0, len(tokens), length)
+        self.context = 0 if trained else length
+        rows = -(-len(blocks) // multiple_of)
+        starts = np.resize(blocks, rows * multiple_of)
+        if trained:
+            starts = starts.reshape(multiple_of, rows).T.ravel()
+        self.places = starts[:, None] + np.arange(-self.context, length)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def order(self, epoch: int) -> np.ndarray:
+        return np.arange(len(self.places))
+
+    def __getitems__(self, blocks: Sequence[int]) -> dict[str, torch.Tensor]:
+        places = self.places[np.asarray(blocks)]
+        batch = self.examples(places.clip(0, len(self.tokens_S) - 1))
+        counts = (places >= 0) & (places < len(self.tokens_S))
+        counts[:, : self.context] = False
+        batch["labels"][~torch.from_numpy(counts)] = -100
+        return batch
+
+
+class EpochOrder(torch.utils.data.Sampler):
+    """The places of a data set in the order of an epoch."""
+
+    def __init__(self, dataset: DrawnTokens | RowsOfText):
+        self.dataset, self.epoch = dataset, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.dataset.order(self.epoch).tolist())
+
+
+def whole_batch(batch):
+    """The data sets above make batches themselves."""
+    return batch
 
 
 class LanguageModelTrainer(TrainerMixin, Trainer):
     """transformers' Trainer with this suite's reliability."""
 
-    def transformer(self) -> nn.Module:
-        return getattr(self.model, "layers", self.model)  # the attention of a RecallLlama is in its layers
+    def _get_train_sampler(self, dataset=None):
+        return EpochOrder(self.train_dataset)
 
-
-class RecallLlama(PreTrainedModel):
-    """Llama layers with the reservoir's head and recall, an embedding that begins at the same codes, and as many weights.
-
-    Attention sees its own block of tokens. The tokens before the block come by recall: a state [B, W] holds their ids plus 1.
-    """
-
-    config_class = LlamaConfig
-    _tied_weights_keys = {"predictor.head.weight": "layers.embed_tokens.weight"}  # noqa: RUF012
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.layers = LlamaModel(config)
-        self.dropout = nn.Dropout(config.attention_dropout)
-        self.predictor = Predictor(config.hidden_size, config.vocab_size)
-        self.post_init()
-
-    @classmethod
-    def beside(cls, model, codes_VC: torch.Tensor, length: int, seed: int) -> RecallLlama:
-        """A Llama with about as many trained weights as the reservoir model, drawn from `seed`."""
-        ours, V = model.config, model.config.vocab_size
-        # An embedding V D, and in each of the layers 4 D^2 of attention and 8 D^2 of the feed-forward part.
-        weights_DD = 12 * LLAMA_LAYERS
-        width = ((V * V + 4 * weights_DD * model.num_parameters()) ** 0.5 - V) / (2 * weights_DD)
-        width = max(1, round(width / LLAMA_HEAD)) * LLAMA_HEAD
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=V,
-            hidden_size=width,
-            intermediate_size=8 * width // 3,
-            num_hidden_layers=LLAMA_LAYERS,
-            num_attention_heads=width // LLAMA_HEAD,
-            max_position_embeddings=length,
-            attention_dropout=ours.dropout,
-            tie_word_embeddings=True,
-            use_cache=False,
-            bos_token_id=None,
-            eos_token_id=ours.eos_token_id,
-            recall_tokens=ours.recall_tokens,
-        )
-        found = cls(config)
-        begin_at_codes(found.get_input_embeddings().weight, codes_VC.float())
-        nn.init.zeros_(found.predictor.trust.weight)
-        return found
-
-    def get_input_embeddings(self):
-        return self.layers.embed_tokens
-
-    def get_output_embeddings(self):
-        return self.predictor.head
-
-    def read(self, ids_BT, line_BW=None):
-        """The tokens that recall proposes, their kernels, and the line after these tokens."""
-        if line_BW is None:
-            line_BW = torch.zeros(len(ids_BT), self.config.recall_tokens, device=ids_BT.device)
-        return recall(ids_BT, line_BW, torch.ones_like(ids_BT), ids_BT == self.config.eos_token_id)
-
-    def forward(self, input_ids, labels=None, state=None, num_items_in_batch=None, **kwargs) -> CausalLMOutput:
-        x_BTD = nn.functional.rms_norm(self.get_input_embeddings()(input_ids), (self.config.hidden_size,))
-        x_BTD = self.dropout(self.layers(inputs_embeds=self.dropout(x_BTD)).last_hidden_state)
-        tokens_BS, kernels_BTKS, _ = self.read(input_ids, state)
-        loss, logits = self.predictor(x_BTD, tokens_BS, kernels_BTKS, labels, num_items_in_batch)
-        return CausalLMOutput(loss=loss, logits=logits)
+    def _get_eval_sampler(self, dataset):
+        return EpochOrder(dataset)

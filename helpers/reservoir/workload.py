@@ -8,59 +8,68 @@ from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Recipe
 from helpers.plan.workloads import Asked, Workload
 
-from .parameters import HUB_TEXTS, ReservoirParameters
+from .parameters import HUB_TEXTS, UNITS_OF_A_BLOCK, ReservoirParameters
 
 NOTEBOOK = "tinystories_reservoir"
 TOKENS_A_TEXT = 220  # of TinyStories
-VOCABULARY = 16_384  # entries for 150,000 stories
-EPOCHS = 5  # passes; after them the dev loss of 2,000 stories hardly falls
-LONGEST_RECIPE = 4000  # steps
-SMALL_TEXT = 4_000_000  # tokens; a step on less text is small, so that five passes are enough steps
+VOCABULARY = 4_608  # entries for 10,000 stories
+TOKENS_A_STEP = 256  # drawn one by one
+ROWS, BLOCK = 8, 64  # of a memory that is trained through time
+LONGEST_RECIPE = 1_400  # steps: a minute of one core
+PASSES = 6  # over a small text
+# A run is a thousand steps: 0.999 would average over most of it. Not 0.99, whose sqrt(1 - 0.99) equals 1 - 0.9 (beta1) in the
+# first step: equal numbers are one input of a graph on XLA, which would compile the second step anew.
+ADAM_BETA2 = 0.991
 
 
-def recipe(sequence_length: int, train_tokens: int) -> Recipe:
-    """The recipe for a text of this many tokens: five passes, at most 4,000 steps.
-
-    A step has as many blocks as hold at most 2,048 tokens (8,192 for a text of four million tokens or more), rounded down
-    to a multiple of 8, and at least 8.
-    """
-    tokens_a_step, learning_rate = (2048, 6e-3) if train_tokens < SMALL_TEXT else (8192, 3e-3)
-    batch_size = max(8, tokens_a_step // sequence_length // 8 * 8)
-    passes = EPOCHS * train_tokens // (batch_size * sequence_length)
-    return Recipe(
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        max_steps=min(LONGEST_RECIPE, max(1, passes)),
-        sequence_length=sequence_length,
-        weight_decay=0.1,
-    )
+def recipe(memory: str, train_tokens: int) -> Recipe:
+    """The recipe for a text of this many tokens: six passes, at most 1,400 steps of 256 tokens, whatever the memory."""
+    drawn = min(LONGEST_RECIPE * TOKENS_A_STEP, PASSES * train_tokens)
+    about = {"learning_rate": 2e-3, "weight_decay": 0.1}
+    if memory == "gru":
+        # The memory goes on from batch to batch, so that a batch is neither cut into smaller ones nor larger on a TPU.
+        about |= {"micro_batch_size": ROWS, "tpu_batch_factor": 1, "tpu_learning_rate_factor": 1.0}
+        return Recipe(batch_size=ROWS, sequence_length=BLOCK, max_steps=max(1, round(drawn / (ROWS * BLOCK))), **about)
+    return Recipe(batch_size=TOKENS_A_STEP, sequence_length=1, max_steps=max(1, round(drawn / TOKENS_A_STEP)), **about)
 
 
 def workload(model, length: int) -> Workload:
-    """The step of a language model on blocks of `length` tokens."""
+    """The step of a language model: drawn tokens, or blocks of `length` tokens for a memory that is trained."""
     import torch
 
+    config = model.config
+
     def batch(examples: int, length: int) -> dict[str, Any]:
-        ids = torch.randint(0, model.config.vocab_size, (examples, length))
-        return {"input_ids": ids, "labels": ids.clone()}
+        shape = (examples,) if config.memory == "reservoir" else (examples, length)
+        ids = torch.randint(0, config.vocab_size, shape)
+        inputs = {
+            "input_ids": ids,
+            "windows": torch.zeros(*shape, config.window, dtype=torch.long),
+            "counted": torch.full((*shape, config.vocab_size), 1 / config.vocab_size),
+            "totals": torch.zeros(*shape, config.context_lengths),
+            "labels": ids.clone(),
+        }
+        if config.memory == "reservoir":
+            inputs |= {"states": torch.zeros(*shape, config.units), "weights": torch.ones(shape)}
+        return inputs
 
     def loss(model, inputs):
         return model(**inputs).loss
 
     of = {"model": model, "batch": batch, "loss": loss, "length": length}
-    return Workload(notebook=NOTEBOOK, name=model.config.model_type, recurrent=True, **of)
+    return Workload(notebook=NOTEBOOK, name=config.model_type, recurrent=True, **of)
 
 
 def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
     """Recipe and training step of a run, for the planner.
 
-    asked: `model` is the number of units, `examples` are texts.
+    asked: `model` is the number of units, `method` the memory, `examples` are texts.
     machine: has no effect.
     """
     from .model import ReservoirConfig, ReservoirForCausalLM
 
     default = ReservoirParameters.defaults()
-    length = asked.length or default.sequence_length
-    config = ReservoirConfig(vocab_size=VOCABULARY, units=int(asked.model or default.units))
-    step = workload(ReservoirForCausalLM(config), length)
-    return recipe(length, (asked.examples or HUB_TEXTS) * TOKENS_A_TEXT), step
+    memory, units = asked.method or default.memory, int(asked.model or default.units)
+    config = ReservoirConfig(vocab_size=VOCABULARY, memory=memory, units=units, unit_blocks=units // UNITS_OF_A_BLOCK)
+    settings = recipe(memory, (asked.examples or HUB_TEXTS) * TOKENS_A_TEXT)
+    return settings, workload(ReservoirForCausalLM(config), settings.sequence_length)

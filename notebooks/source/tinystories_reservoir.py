@@ -9,14 +9,14 @@
 # %% [markdown] tags=["gpu"]
 # # A language model whose memory is never trained (GPU)
 #
-# In about a minute this notebook makes a small language model of **your own text**. Its memory is a random network that stays as it was
-# drawn (an echo-state network); only the part that reads the memory learns. Counts of short phrases are mixed in, since counting is
-# hard to beat on little text. At the end you can type the beginning of a story, and teach the model a paragraph in a second.
+# In a few minutes this notebook makes a small language model of **your own text** on a CPU or any GPU. It first counts short phrases, which is
+# hard to beat on little text. Then it learns what the counts do not know, from a memory that is never trained: a random network that
+# stays as it was drawn (an echo-state network). At the end it continues a text, and learns a paragraph in a second.
 #
-# {picture: Bits per byte of the test texts (fewer is better): counting, and each model without and with counts}
+# {picture: Bits per byte of the test texts (fewer is better): counting alone, the reservoir, and a trained recurrent network}
 #
-# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. The default text is TinyStories
-# (CDLA-Sharing-1.0). The TPU twin is `tinystories_reservoir_tpu.ipynb`.
+# **Runtime**: a CPU is enough: 2 MB of text take one core about a minute and a half. A GPU (Colab: *Runtime > Change runtime type > T4*)
+# trains while the CPU reads and counts. The default text is TinyStories (CDLA-Sharing-1.0). The TPU twin is `tinystories_reservoir_tpu.ipynb`.
 #
 # {planned}
 #
@@ -26,11 +26,11 @@
 # %% [markdown] tags=["tpu"]
 # # A language model whose memory is never trained (TPU)
 #
-# In a few minutes this notebook makes a small language model of **your own text**. Its memory is a random network that stays as it was
-# drawn (an echo-state network); only the part that reads the memory learns. Counts of short phrases are mixed in, since counting is
-# hard to beat on little text. At the end you can type the beginning of a story, and teach the model a paragraph in a second.
+# In a few minutes this notebook makes a small language model of **your own text** on a TPU. It first counts short phrases, which is
+# hard to beat on little text. Then it learns what the counts do not know, from a memory that is never trained: a random network that
+# stays as it was drawn (an echo-state network). At the end it continues a text, and learns a paragraph in a second.
 #
-# {picture: Bits per byte of the test texts (fewer is better): counting, and each model without and with counts}
+# {picture: Bits per byte of the test texts (fewer is better): counting alone, the reservoir, and a trained recurrent network}
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips). Without one it goes on
 # with the GPU or the CPU. XLA compiles the first steps, which takes long. The default text is TinyStories (CDLA-Sharing-1.0). The GPU
@@ -47,8 +47,8 @@
 # %% [markdown]
 # ## Your settings
 #
-# A zero takes the recipe's value. {own data} A `.txt` has a blank line or `<|endoftext|>` between two texts; a `.jsonl` has a column
-# `text`. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# 0 = choose for me. {own data} In a `.txt` the texts stand between `<|endoftext|>`, blank lines or line ends; a table has a column
+# `text`; a folder has a text a file. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.reservoir.parameters.ReservoirParameters
@@ -62,7 +62,7 @@ from helpers.notebook import secrets
 from helpers.reservoir.parameters import ReservoirParameters
 from helpers.run.run_folder import RunFolder
 
-begun = time.perf_counter(), time.process_time()
+begun = time.perf_counter()
 secrets.provide("HF_TOKEN")
 params = parameters.check(ReservoirParameters, globals())  # every setting is checked before anything is downloaded
 machine = runtime.detect(params.use_tpu, params.precision)
@@ -80,7 +80,7 @@ from helpers.show import tables
 
 texts = load_texts(params.data_source, num_texts=params.num_texts, seed=params.seed)
 run.same_data(texts.source)
-print(f"texts: {texts.how}")
+print(f"texts: {texts.notes}")
 tokenizer, reason = train_tokenizer(texts.train, params.vocab_size)
 end = tokenizer.eos_token_id
 train, dev, test = (tokens_of(part, tokenizer) for part in (texts.train, texts.dev, texts.test))
@@ -96,9 +96,13 @@ print([tokenizer.decode(int(token)) for token in train[:24]])
 #
 # $$s_t = (1 - a)\, s_{t-1} + a \tanh(W s_{t-1} + W_{in} x_t + b)$$
 #
-# $W$ is scaled so that old input fades away, and is never trained. The trained readout sees $s_t$ and the token itself. Recall proposes
-# tokens that followed earlier places of the text that look like this one. **Change a line below, such as `torch.tanh` in `step`, and run
-# all cells again: your version is what trains, in a folder of its own.**
+# $W$ is scaled so that old input fades away, and is never trained. A trained readout turns $s_t$ into a vector $v_t$ and corrects the counts:
+#
+# $$\log P(\text{next}) = \text{head}(v_t) + \text{recall}(v_t) + (1 + \text{scale}(v_t)) \log P_{\text{counts}}(\text{next}) + \text{const}$$
+#
+# All three begin at zero, so that the model is counting before its first step. Recall proposes tokens that followed earlier places of the
+# text that look like this one. **Change a line below, such as `torch.tanh` in `step`, and run all cells again: your version is what trains,
+# in a folder of its own.**
 
 # %% tags=["method"]
 # method: helpers/reservoir/model.py
@@ -108,29 +112,43 @@ import matplotlib.pyplot as plt
 import torch
 
 run.use_method()
-from helpers.reservoir.data import TokenBlocks, cooccurrence_codes, token_bytes
+from helpers.reservoir import evaluation
+from helpers.reservoir.counts import Counts
+from helpers.reservoir.data import cooccurrence_codes, token_bytes
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
 
-config = ReservoirConfig(
-    vocab_size=len(tokenizer),
-    units=params.units,
-    leak=params.leak,
-    dropout=params.dropout,
-    input_codes=min(256, len(tokenizer) // 2),
-    reservoir_seed=params.seed,
-    bos_token_id=end,
-    eos_token_id=end,
-    pad_token_id=end,
-)
-# What the network sees of a token: tokens with similar neighbours have similar codes.
-codes = cooccurrence_codes(train, len(tokenizer), config.input_codes, params.seed)
-model = ReservoirForCausalLM.initialise(config, codes, seed=params.seed)
-frozen = sum(tensor.numel() for tensor in model.reservoir.buffers())
+# What the model sees of a token at first: tokens with similar neighbours have similar codes.
+codes = cooccurrence_codes(train, len(tokenizer), min(192, len(tokenizer) // 2), params.seed)
+counts = Counts.fit(train, len(tokenizer), end)
+
+
+def new_model(memory):
+    """A model that counts, with a reservoir or a GRU as its memory."""
+    rows = params.batch_size if params.memory == "gru" else 0
+    config = ReservoirConfig(
+        vocab_size=len(tokenizer),
+        memory=memory,
+        units=params.units,
+        unit_blocks=params.units // 128,
+        training_rows=rows or 8,
+        reservoir_seed=params.seed,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+    )
+    model = ReservoirForCausalLM.initialise(config, codes, seed=params.seed)
+    model.counts = counts
+    return model
+
+
+model = new_model(params.memory)
+frozen = sum(tensor.numel() for tensor in model.memory.buffers())
 print(f"{model.num_parameters():,} weights are trained, {frozen:,} stay as they were drawn")
 
-# Six units of the untrained network while it reads the first tokens: they rise and fall with them, and forget slowly.
+# Six units of the memory before training, while it reads the first tokens: they rise and fall with them, and forget slowly.
 ids = torch.from_numpy(train[:24].astype("int64"))[None]
-states = model.eval().read(ids)[0][0, :, :: config.units // 6]
+with torch.no_grad():
+    states = model.eval().read(ids)[0][0, :, :: model.memory.width // 6]
 figure, axes = plt.subplots(figsize=(11, 2.6), layout="constrained")
 axes.plot(states.numpy())
 axes.set(title="States of six units over the first tokens", ylabel="state", xlabel="token")
@@ -139,48 +157,55 @@ ticks = axes.set_xticks(
 )
 
 # %% [markdown]
-# ## What costs nothing
+# ## Counting costs nothing
 #
-# Before anything is trained: how well does counting do? Kneser-Ney smoothing counts phrases of up to five tokens, and the cache counts
-# what this text said before. A language model that does not beat this row has not earned its keep.
+# Before anything is trained the model counts: Kneser-Ney smoothing of phrases of up to five tokens, and a cache that holds what this text
+# said before. A language model that does not beat this number has not earned its keep.
 
 # %%
-from helpers.reservoir import evaluation
-
-counts, cache_weight = evaluation.fit_counts(train, dev, len(tokenizer), end)
+READ_DEV = 12_000  # tokens of dev that are read here, and that choose the best checkpoint
 bytes_V = token_bytes(tokenizer)
-counting = evaluation.Score.of(counts.with_cache(dev, cache_weight), dev, bytes_V, end)
-print(
-    f"counting phrases of up to {len(counts.levels)} tokens: {counting.bits_per_byte:.3f} bits per byte of dev (lower is better)"
-)
+
+
+def score(model, tokens):
+    """How well a model predicts texts."""
+    return evaluation.Score.of(evaluation.probabilities(model, tokens, end), tokens, bytes_V, end)
+
+
+print(f"counting: {score(model, dev[:READ_DEV]).bits_per_byte:.3f} bits per byte of dev (fewer are better)")
 
 # %% [markdown]
 # ## Plan and train
 #
 # First what will run, and what it is expected to take. Then the readout learns by the stock Hugging Face trainer; ours adds exact resume,
-# whole checkpoints and a stop that saves. Nothing in the network is trained, so its state before each block of tokens is the same in every
-# epoch: it is read once, and blocks can be shuffled.
+# whole checkpoints and a stop that saves. Nothing in the network is trained, so its states are the same in every epoch: the host reads a
+# stretch of text once, and a step learns from 256 tokens that are drawn from everywhere in it. A token that the counts know well is read
+# seldom and weighs more. The counts of a training text are those of other texts, so that the model learns what counts are worth on texts
+# that they have not seen.
 
 # %%
 from helpers.plan import forecast as forecasts
 from helpers.plan import settings as planner
-from helpers.reservoir.training import LanguageModelTrainer, RecallLlama
-from helpers.reservoir.workload import recipe, workload
+from helpers.reservoir.training import DrawnTokens, LanguageModelTrainer, RowsOfText, whole_batch
+from helpers.reservoir.workload import ADAM_BETA2, recipe, workload
 from helpers.train.arguments import training_arguments
 
-READ_DEV = 200_000  # tokens that choose the best checkpoint
-step = workload(model, params.sequence_length)
-sizes = {"batch_size": params.batch_size, "learning_rate": params.learning_rate, "max_steps": params.max_steps}
-plan = planner.plan(recipe(params.sequence_length, len(train)), step, machine, **sizes)
-tables.show(plan.rows())
-forecast = forecasts.here(step, plan, machine)
-tables.show(forecast.rows())
+
+def make_plan(model, **sizes):
+    """Settings for a model, with reasons."""
+    settings = recipe(model.config.memory, len(train))
+    return planner.plan(settings, workload(model, settings.sequence_length), machine, **sizes)
 
 
-def trainer_of(model, plan, folder):
-    """The trainer of a model, which reads the text and keeps its state before every block."""
-    model.to("cuda" if machine.kind == "cuda" else "cpu")
-    length, most = plan.sequence_length, plan.max_steps * plan.batch_size
+def make_trainer(model, plan, folder):
+    """The trainer of a model, with the texts as it reads them."""
+    if model.config.memory == "reservoir":
+        examples = {"multiple_of": plan.batch_size, "seed": params.seed}
+        data = DrawnTokens
+    else:
+        examples = {"multiple_of": plan.batch_size, "length": plan.sequence_length}
+        data = RowsOfText
+    length = plan.sequence_length
     return LanguageModelTrainer(
         model=model,
         args=training_arguments(
@@ -188,14 +213,18 @@ def trainer_of(model, plan, folder):
             machine,
             folder,
             seed=params.seed,
-            logging_steps=10,
+            logging_steps=50,
             eval_steps=params.eval_steps,
             save_steps=params.eval_steps,
             report_to=params.report_to,
-            adam_beta2=0.95,  # a run is a few hundred steps: 0.999 would average over most of it
+            optim="adamw_torch_fused" if machine.kind == "cpu" else plan.optimizer,
+            adam_beta2=ADAM_BETA2,
+            lr_scheduler_type="linear",
+            remove_unused_columns=False,
         ),
-        train_dataset=TokenBlocks(train, end, length, plan.batch_size, most).read_states(model),
-        eval_dataset=TokenBlocks(dev[:READ_DEV], end, length, plan.micro_batch_size).read_states(model),
+        data_collator=whole_batch,
+        train_dataset=data(train, model, trained=True, **examples),
+        eval_dataset=data(dev[:READ_DEV], model, trained=False, **examples),
         processing_class=tokenizer,
         plan=plan,
         runtime=machine,
@@ -204,70 +233,16 @@ def trainer_of(model, plan, folder):
     )
 
 
-trainer = trainer_of(model, plan, run.path)
-waited, used = time.perf_counter() - begun[0], time.process_time() - begun[1]
-print(f"the first step begins after {waited:.0f} s ({used:.0f} s of processor time)")
+plan = make_plan(model, batch_size=params.batch_size, learning_rate=params.learning_rate, max_steps=params.max_steps)
+tables.show(plan.rows())
+forecast = forecasts.here(workload(model, plan.sequence_length), plan, machine)
+tables.show(forecast.rows())
+trainer = make_trainer(model, plan, run.path)
+waited, used = time.perf_counter() - begun, time.process_time()
+print(f"the first step begins {waited:.0f} s after the settings; {used:.0f} s of processor time since the start")
 trainer.train(resume_from_checkpoint=params.resume)
 measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
-
-# %% [markdown]
-# ## Is it any good?
-#
-# Three models predict the test texts, which chose nothing: counting, the mixture $P = (1 - w)\, P_{model} + w\, P_{counts}$, and a mixture
-# with a Llama in the reservoir's place. The weight $w$ and the share of the cache are those that are best on dev. Where the dev texts do not
-# show (95 %) that a mixture is better than counting alone, $w$ is 1, and the model that you get is counting.
-#
-# The Llama has as many trained weights and gets every helper that the reservoir gets: the same codes where its embedding begins, the same
-# recall, the same counts, batches and steps. Its attention sees its own block of tokens. The intervals say how much a difference moves if
-# other texts of the same kind had been tested.
-
-# %%
-import dataclasses
-
-from helpers.machine.engine import cpu_copy
-from helpers.reservoir.evaluation import Score
-from helpers.reservoir.training import LLAMA_RATE
-
-trained = {"reservoir": trainer}
-if params.compare_transformer:
-    llama = RecallLlama.beside(model, codes, params.sequence_length, params.seed)
-    llama_plan = dataclasses.replace(plan, learning_rate=params.learning_rate or LLAMA_RATE)
-    trained["Llama"] = trainer_of(llama, llama_plan, run.path / "llama")
-    print("the Llama:")
-    trained["Llama"].train(resume_from_checkpoint=params.resume)
-
-counting = Score.of(counts.with_cache(test, cache_weight), test, bytes_V, end)
-scores, mixing, dev_part = {"counting": counting}, {}, dev[:READ_DEV]
-# XLA would compile every length of text anew.
-models = {name: cpu_copy(each.model) if machine.kind == "xla" else each.model for name, each in trained.items()}
-for name, each in models.items():
-    dev_P = evaluation.probabilities(each, dev_part, end)
-    weight, cache = mixing[name] = evaluation.chosen_mixture(dev_P, counts, cache_weight, dev_part, bytes_V, end)
-    alone = evaluation.probabilities(each, test, end)
-    mixed = (1 - weight) * alone + weight * counts.with_cache(test, cache)
-    scores[f"{name} without counts"] = Score.of(alone, test, bytes_V, end)
-    scores[f"{name} with counts"] = Score.of(mixed, test, bytes_V, end)
-model = models["reservoir"]
-model.counts = counts
-model.config.counts_weight, model.config.cache_weight = mixing["reservoir"]
-print(
-    f"counts have a weight of {model.config.counts_weight:.2f}, and within them the cache {model.config.cache_weight:.2f}"
-)
-tables.show([{"model": name, "bits per byte of test": f"{score.bits_per_byte:.3f}"} for name, score in scores.items()])
-verdict = evaluation.verdict(scores)
-if params.data_source == "sample":
-    verdict.append(
-        "The sample is a few pages: its figures show that everything works, not how good such a model can be."
-    )
-print("\n".join(verdict))
-figure, axes = plt.subplots(figsize=(8, 2.4), layout="constrained")
-axes.plot([score.bits_per_byte for score in scores.values()], [*scores], "o")
-axes.invert_yaxis()
-axes.grid(axis="y")
-_ = axes.set(
-    title="How well texts are predicted that nobody has seen", xlabel="bits per byte of test (fewer is better)"
-)
 
 # %% [markdown]
 # ## Try it
@@ -276,20 +251,65 @@ _ = axes.set(
 
 # %%
 # @title Continue a text
+from helpers.machine.engine import cpu_copy
+
+if machine.kind == "xla":  # it would compile every length of text anew
+    model = cpu_copy(trainer.model, counts)
 beginning = params.prompt  # or any text in quotes
+if not beginning:
+    beginning = "Once upon a time" if params.data_source == "sample" else " ".join(texts.dev[0].split()[:6])
 
 
-def continued(model, text, tokens=120, temperature=0.6):
+def continue_text(model, text, tokens=120, temperature=0.6):
     """The text and what the model samples after it, the same each time."""
     torch.manual_seed(params.seed)
-    prompt = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"].to(model.device)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"] or [end]
+    prompt = torch.tensor([ids], device=model.device)
     sampling = {"do_sample": True, "temperature": temperature, "top_p": 0.95}
-    found = model.eval().generate(prompt, max_new_tokens=tokens, **sampling)
-    return tokenizer.decode(found[0], skip_special_tokens=True)
+    sampled = model.eval().generate(prompt, max_new_tokens=tokens, **sampling)
+    return tokenizer.decode(sampled[0], skip_special_tokens=True)
 
 
-story = continued(model, beginning)
+story = continue_text(model, beginning)
+used = time.process_time()
 print(story)
+print(f"(after {used:.0f} s of processor time since the start)")
+
+# %% [markdown]
+# ## Is it any good?
+#
+# Counting and the model predict the test texts, which were not used for tuning. `compare_memories` also trains the same model with the other
+# memory: a GRU, a recurrent network that is trained through time. It has about as many trained weights and the same counts, recall, codes and
+# number of tokens. The intervals say how much a difference moves if other texts of the same kind had been tested.
+
+# %%
+NAMES = {"reservoir": "reservoir", "gru": "GRU"}
+models = {params.memory: model}
+if params.compare_memories:
+    other = "gru" if params.memory == "reservoir" else "reservoir"
+    rival = new_model(other)
+    rival_trainer = make_trainer(rival, make_plan(rival, max_steps=params.max_steps), run.path / other)
+    print(f"the {NAMES[other]}:")
+    rival_trainer.train(resume_from_checkpoint=params.resume)
+    models[other] = cpu_copy(rival, counts) if machine.kind == "xla" else rival
+
+scores = {"counting": score(new_model(params.memory), test)}
+for memory, trained in models.items():
+    scores[NAMES[memory]] = score(trained, test)
+tables.show([{"model": name, "bits per byte of test": f"{one.bits_per_byte:.3f}"} for name, one in scores.items()])
+verdict = evaluation.verdict(scores, NAMES[params.memory])
+if params.data_source == "sample":
+    verdict.append(
+        "The sample is a few pages: its figures show that everything works, not how good such a model can be."
+    )
+print("\n".join(verdict))
+figure, axes = plt.subplots(figsize=(8, 2.0), layout="constrained")
+axes.plot([one.bits_per_byte for one in scores.values()], [*scores], "o")
+axes.invert_yaxis()
+axes.grid(axis="y")
+_ = axes.set(
+    title="How well texts are predicted that nobody has seen", xlabel="bits per byte of test (fewer is better)"
+)
 
 # %% [markdown]
 # ## Take it with you
@@ -306,7 +326,7 @@ model.save_pretrained(model_folder)
 for folder in (model_folder, model_folder / "tokenizer"):
     tokenizer.save_pretrained(folder)
 reloaded = AutoModelForCausalLM.from_pretrained(model_folder).to(model.device)
-same_story = continued(reloaded, beginning) == story
+same_story = continue_text(reloaded, beginning) == story
 print(f"the reloaded model tells the same text: {same_story}")
 if machine.kind == "cpu" and machine.precision == "fp32" and not same_story:
     raise RuntimeError(f"the model saved in {model_folder} differs from the trained one")
@@ -316,21 +336,20 @@ results_file = run.results(
     forecast=forecast.results(),
     data={
         **texts.provenance,
-        "train_examples": len(trainer.train_dataset),
-        "eval_examples": len(trainer.eval_dataset),
+        "train_examples": len(texts.train),
+        "eval_examples": len(texts.dev),
         "train_tokens": len(train),
         "vocab_size": len(tokenizer),
-        "separated": texts.how,
+        "separated": texts.notes,
     },
-    model={"trainable": model.num_parameters(), "frozen": frozen},
+    model={"memory": params.memory, "trainable": model.num_parameters(), "frozen": frozen},
     eval={
-        "before": {"bits_per_byte": counting.bits_per_byte},
-        "after": {"bits_per_byte": scores["reservoir with counts"].bits_per_byte},
-        "baselines": {name: score.bits_per_byte for name, score in scores.items()},
+        "before": {"bits_per_byte": scores["counting"].bits_per_byte},
+        "after": {"bits_per_byte": scores[NAMES[params.memory]].bits_per_byte},
+        "baselines": {name: one.bits_per_byte for name, one in scores.items()},
         "verdict": verdict,
-        "mixing": mixing,
     },
-    artifacts={"model": "model", "same_story": same_story, "story": story},
+    artifacts={"model": "model", "same_story": same_story, "story": story, "processor_seconds_to_story": round(used)},
 )
 print(results_file)
 
@@ -342,33 +361,31 @@ print(results_file)
 
 # %%
 # @title Learn this text
-import numpy as np
-
 paragraph = (
     "Nim is a robot. Nim lives in a tea pot on the hill. Every day Nim makes tea for the frog. "
     "One day the tea pot was cold, and Nim was sad. The frog made a fire on the hill. Then the tea pot was warm again."
 )
 taught = tokens_of([paragraph], tokenizer)
-w = reloaded.config.counts_weight = max(0.5, model.config.counts_weight)  # so that what the counts learn is heard
-alone = evaluation.probabilities(reloaded, taught, end)
 
 
 def bits():
-    """Bits per byte of the paragraph, with the counts as they are."""
-    mixed = (1 - w) * alone + w * reloaded.counts.with_cache(taught, reloaded.config.cache_weight)
-    return Score.of(mixed, taught, bytes_V, end).bits_per_byte
+    """Bits per byte of the paragraph."""
+    return score(reloaded, taught).bits_per_byte
 
 
-before, told = bits(), continued(reloaded, "Nim is", 30, temperature=0.1)
-reloaded.learn(np.tile(taught, 5))  # five times, since a text that was read once is little beside all others
-print(f"{before:.2f} bits per byte of this text before, {bits():.2f} after")
-print(f"before: {told}\nafter:  {continued(reloaded, 'Nim is', 30, temperature=0.1)}")
+before, told_before = bits(), continue_text(reloaded, "Nim is", 30, temperature=0.1)
+learning = time.process_time()
+reloaded.learn([taught] * 5)  # five times, since a text that was read once is little beside all others
+learning = time.process_time() - learning
+print(f"{before:.2f} bits per byte of this text before, {bits():.2f} after {learning:.1f} s of processor time")
+print(f"before: {told_before}\nafter:  {continue_text(reloaded, 'Nim is', 30, temperature=0.1)}")
 
 # %% [markdown]
 # ## Next
 #
 # - **Use it elsewhere**: `AutoModelForCausalLM.from_pretrained("<output_dir>/model", trust_remote_code=True)`, with
 #   `AutoTokenizer.from_pretrained("<output_dir>/model/tokenizer")`, which runs no code of the folder.
-# - **Another network**: change the activation, `leak` or `spectral_radius` in the method's file and run all again.
-# - **Longer**: raise `max_steps`, `num_texts` or `units`, in a new `output_dir`.
+# - **Better**: more text first (`num_texts`), since counting reads all of it in seconds; then more steps (`max_steps`), in a new `output_dir`.
+# - **A trained memory**: `memory="gru"` is better from about half a minute of training on; docs/reservoir.md has the measurements.
+# - **Another network**: change the activation, `leaks` or `spectral_radius` in the method's file and run all again.
 # - **Classic reservoir computing** (ridge readouts, time series): [reservoirpy](https://github.com/reservoirpy/reservoirpy).

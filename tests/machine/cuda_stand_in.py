@@ -142,7 +142,6 @@ def pretend(card: str, count: int = 1, architectures: list[str] | None = None, f
         if hasattr(torch.cuda.memory, each):
             setattr(torch.cuda.memory, each, answer)
     if fake:
-        torch.cuda.make_graphed_callables = lambda function, samples: function
         torch.inference_mode = lambda mode=True: torch.no_grad()  # in which fakes are asked before the card is
         _Fakes().__enter__()
         return

@@ -42,20 +42,26 @@ def planned(machine, options: dict, **changes):
 
 
 def reservoir(machine, folder: Path, options: dict):
-    import torch
+    import numpy as np
 
-    from helpers.reservoir.training import LanguageModelTrainer
+    from helpers.reservoir.counts import Counts
+    from helpers.reservoir.training import DrawnTokens, LanguageModelTrainer, whole_batch
     from helpers.train.arguments import training_arguments
     from tests import training_run
 
-    ids = torch.randint(1, 200, (48, LENGTH), generator=torch.Generator().manual_seed(0))
-    rows = [{"input_ids": row, "labels": row} for row in ids]
-    plan = planned(machine, options)
-    cadence = {"logging_steps": 1, "eval_steps": EVERY, "save_steps": EVERY}
-    arguments = training_arguments(plan, machine, folder, seed=5, **cadence)
+    tokens = np.random.default_rng(0).integers(0, 200, 600)
+    plan = planned(machine, options, length=1)
+    how = {"logging_steps": 1, "eval_steps": EVERY, "save_steps": EVERY, "remove_unused_columns": False}
+    arguments = training_arguments(plan, machine, folder, seed=5, **how)
     model = training_run.build_model(training_run.DEFAULTS | {"dropout": options["dropout"]})
-    data = {"train_dataset": rows[:40], "eval_dataset": rows[40:]}
-    return LanguageModelTrainer(model=model, args=arguments, **data, plan=plan, runtime=machine)
+    model.counts = Counts.fit(tokens, 200, 0)
+    parts = {"train_dataset": (tokens[:500], True), "eval_dataset": (tokens[500:], False)}
+    data = {
+        name: DrawnTokens(part, model, multiple_of=BATCH, trained=trained) for name, (part, trained) in parts.items()
+    }
+    return LanguageModelTrainer(
+        model=model, args=arguments, data_collator=whole_batch, **data, plan=plan, runtime=machine
+    )
 
 
 def lejepa(machine, folder: Path, options: dict):

@@ -12,19 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.reservoir.counts import MOST_LEARNED, Counts, WithCounts
+from helpers.reservoir.counts import MOST_LEARNED, Counts, Smoothed
 from helpers.reservoir.data import train_tokenizer
 
-from .test_model import END, V, made, texts
-
-ORDER = 3
-
-
-def stream(seed: int, count: int, length: int = 20) -> np.ndarray:
-    """Texts of a few tokens, each followed by the end."""
-    random = np.random.default_rng(seed)
-    rows = [[*random.zipf(1.6, random.integers(3, length)).clip(max=V - 1), END] for _ in range(count)]
-    return np.concatenate(rows)
+from .test_model import END, V, made, stream, texts
 
 
 def by_the_formulas(train: np.ndarray, text: list[int], order: int) -> np.ndarray:
@@ -75,81 +66,99 @@ def _discounts(grams: Counter) -> list[float]:
     return [0.0, y, y, y]
 
 
+def by_counts(counts: Counts, text: list[int]) -> np.ndarray:
+    window = np.array([[-1] * 5 + text])
+    return counts.smoothed().distributions(counts.contexts_of(window))[0][0]
+
+
 def test_probabilities_are_those_of_the_formulas():
     train = stream(0, 60)
-    counts = Counts.fit(train, V, END, ORDER)
+    counts = Counts.fit(train, V, END)
     for text in ([], [1], [1, 1, 2], [39, 38, 37]):
-        expected = by_the_formulas(train, text, ORDER)
+        expected = by_the_formulas(train, text, 5)
         assert expected.sum() == pytest.approx(1)
-        np.testing.assert_allclose(counts.distribution(np.array(text, dtype=np.int64), 0.0), expected, rtol=1e-9)
+        np.testing.assert_allclose(by_counts(counts, text), expected, rtol=1e-5)
 
 
 def test_a_stream_has_the_probabilities_of_its_texts_token_by_token():
-    counts, tokens = Counts.fit(stream(0, 60), V, END, ORDER), stream(1, 5)
+    counts, tokens = Counts.fit(stream(0, 60), V, END), stream(1, 5)
     expected = []
     for text in _sentences(tokens):
-        expected += [counts.distribution(np.array(text[:place]), 0.1)[text[place]] for place in range(len(text))]
-    np.testing.assert_allclose(counts.with_cache(tokens, 0.1), expected, rtol=1e-9)
+        expected += [by_counts(counts, text[:place])[text[place]] for place in range(len(text))]
+    np.testing.assert_allclose(counts.smoothed().of(tokens, counts.contexts(tokens)), expected, rtol=1e-5)
+
+
+def test_a_fold_has_the_counts_of_the_texts_outside_it():
+    tokens = stream(0, 60)
+    smoothed, fold = Smoothed.without_folds(tokens, V, END)
+    sentences = _sentences(tokens)
+    for number in (0, 7, 58):
+        others = [text for place, text in enumerate(sentences) if place % 4 != number % 4]
+        counts = Counts.fit(np.concatenate(others), V, END)
+        window = np.array([[-1] * 5 + sentences[number][:2]])
+        place = sum(map(len, sentences[:number]))
+        shares, _ = smoothed.distributions(counts.contexts_of(window), fold[[place]])
+        np.testing.assert_allclose(shares[0], by_counts(counts, sentences[number][:2]), rtol=1e-6)
 
 
 def test_learning_a_text_is_counting_it_with_all_others():
     first, second = stream(0, 50), stream(1, 3)
     learned, whole = Counts.fit(first, V, END), Counts.fit(np.concatenate((first, second)), V, END)
     learned.learn(second)
-    for ours, theirs in zip(learned.levels, whole.levels, strict=True):
-        assert np.array_equal(ours.codes, theirs.codes) and np.array_equal(ours.counts, theirs.counts)
+    for ours, theirs in zip(learned.levels(), whole.levels(), strict=True):
+        assert np.array_equal(ours[0], theirs[0]) and np.array_equal(ours[1], theirs[1])
 
 
 @pytest.mark.parametrize(
-    ("tokens", "said"),
+    ("ids", "message"),
     [
-        ([], "tokens: 0 were given"),
-        ([1] * (MOST_LEARNED + 1), "tokens: 100001 were given"),
+        ([], "learn: 0 tokens"),
+        ([1] * (MOST_LEARNED + 1), "learn: 100002 tokens"),
         ([1, V], "1 of them outside the vocabulary"),
         ([-1], "1 of them outside the vocabulary"),
+        ("once", "learn: str in the place of token ids; give tokenizer"),
+        (["once", "twice"], "in the place of token ids"),
+        ([0.5, 1.0], "learn: float64 values"),
+        (torch.rand(1, 4), "learn: float32 values"),
+        ([True, False], "learn: bool values"),
+        ([[[1], [2]]], "learn: int64 values of shape"),
+        (None, "learn: NoneType in the place"),
     ],
 )
-def test_what_cannot_be_learned_is_refused_and_changes_nothing(tokens, said):
-    counts = Counts.fit(stream(0, 20), V, END)
-    before = [phrases.counts.copy() for phrases in counts.levels]
-    with pytest.raises(ValueError, match=said):
-        counts.learn(np.array(tokens, dtype=np.int64))
-    assert all(np.array_equal(a, phrases.counts) for a, phrases in zip(before, counts.levels, strict=True))
+def test_what_cannot_be_learned_is_refused_and_changes_nothing(ids, message):
+    model = made()
+    before = model.counts.counts.copy()
+    with pytest.raises(ValueError, match=message):
+        model.learn(ids)
+    assert np.array_equal(before, model.counts.counts)
+
+
+def test_texts_are_learned_alike_in_every_form_and_padding_never():
+    tokenizer, _ = train_tokenizer(["one two three four"] * 9)
+    texts = ["one two", "three one four two", "two"]
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    rows = tokenizer(texts)["input_ids"]
+    end = tokenizer.eos_token_id
+    forms = (batch, batch["input_ids"], batch["input_ids"].numpy(), rows, np.concatenate([[*row, end] for row in rows]))
+    learned = []
+    for form in forms:
+        model = made(vocab_size=len(tokenizer))
+        model.counts = Counts.fit(np.array([5, END]), len(tokenizer), END)
+        model.learn(form)
+        learned.append(model.counts)
+    assert all(np.array_equal(level.counts, learned[0].counts) for level in learned)
+    assert learned[0].counts.sum() == 2 + sum(len(row) + 1 for row in rows)
 
 
 def test_a_large_vocabulary_takes_shorter_phrases():
-    assert len(Counts.fit(np.array([1, 2, 3, 0]), 50_257, 0).levels) == 4
-
-
-def with_counts():
-    model = made()
-    model.counts = Counts.fit(stream(0, 60), V, END, ORDER)
-    model.config.counts_weight, model.config.cache_weight = 0.4, 0.1
-    return model
-
-
-def test_generation_takes_the_most_probable_token_of_the_mixture():
-    model, ids = with_counts(), texts(1, 6)
-    found = model.generate(ids, max_new_tokens=6, do_sample=False, min_new_tokens=6)[0]
-    for place in range(6, 12):
-        read = model(found[None, :place]).logits[0, -1].softmax(-1).detach().double().numpy()
-        counted = model.counts.distribution(found[:place].numpy(), 0.1)
-        mixed = 0.6 * read + 0.4 * counted
-        mixed[END] = 0
-        assert int(found[place]) == mixed.argmax()
-
-
-def test_the_mixture_sums_to_one_and_begins_anew_after_an_end():
-    ids = torch.tensor([[5, 6, END, 1, 2], [END, END, END, 1, 2]])
-    scores = with_counts().mix_in_counts(ids, torch.zeros(2, V))
-    torch.testing.assert_close(scores.exp().sum(-1), torch.ones(2))
-    torch.testing.assert_close(scores[0], scores[1])
+    assert len(Counts.fit(np.array([1, 2, 3, 0]), 50_257, 0).levels()) == 3
 
 
 def test_a_model_without_counts_cannot_learn():
+    model = made()
+    model.counts = None
     with pytest.raises(ValueError, match="learn: this model has no counts"):
-        made().learn(torch.tensor([1, 2, END]))
-    assert WithCounts.counts is None
+        model.learn(torch.tensor([1, 2, END]))
 
 
 ELSEWHERE = """
@@ -171,7 +180,9 @@ print("FOUND " + json.dumps([before, after]))
 
 
 def test_an_export_is_loaded_without_this_package_generates_the_same_and_learns_on(tmp_path):
-    model = with_counts()
+    model = made()
+    for tensor in (model.out.weight, model.boost.bias, model.scale.bias, model.head.bias):
+        torch.nn.init.zeros_(tensor)  # so that the counts decide
     model.save_pretrained(tmp_path / "model")
     train_tokenizer(["one two"] * 9)[0].save_pretrained(tmp_path / "model" / "tokenizer")
     expected = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=8, do_sample=False, min_new_tokens=8).tolist()
@@ -188,13 +199,12 @@ def test_an_export_is_loaded_without_this_package_generates_the_same_and_learns_
     assert before == expected
     assert after[0][3:] == [33, 34, 35]
     kept = {path.name for path in (tmp_path / "again").iterdir()}
-    assert {"model.py", "counts.py", "scan.py", "counts.safetensors", "model.safetensors"} <= kept
+    assert {"model.py", "counts.py", "generation.py", "counts.safetensors", "model.safetensors"} <= kept
     assert not [*Path(tmp_path / "model").glob("*.bin")]
 
 
 def test_a_saved_model_says_the_same_where_it_is_loaded(tmp_path):
-    model = with_counts()
+    model = made()
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path)
     assert torch.equal(loaded(texts()).logits, model(texts()).logits)
-    assert np.array_equal(*(each.counts.with_cache(stream(1, 4), 0.1) for each in (loaded, model)))
