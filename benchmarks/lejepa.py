@@ -211,8 +211,8 @@ class Bench:
 def rows_of(bench: Bench, seeds: dict[str, list[dict]]) -> dict[str, dict]:
     """Row -> part -> nDCG@10 [S, Q], and the weights that the dev questions chose; a model's search is chosen for itself."""
     spans, _ = token_spans(bench.backbone)
-    default = evaluation.default_mix(bench.texts, spans)
     stock = bench.measure(bench.stock)
+    default = evaluation.default_mix(bench.texts, spans, next(iter(stock.values())))
     rows: dict[str, dict] = {}
 
     def add(name: str, tables: list[dict], mixes: list) -> None:

@@ -42,6 +42,7 @@ PASSAGE_WORDS = 180  # where no model counts: about 256 tokens of English
 HELD_OUT, MOST_HELD_OUT = 0.1, 500  # share that chooses, and as much that tests
 WISHED = 50  # held-out questions; at most a quarter of all is held out for that
 DEALT = 1000  # questions of a single split that are dealt among training, dev and test; fewer choose and test
+OTHERS = 20  # past questions with the same answer that an example has at most
 HEADING_WORDS = range(2, 41)  # of a heading that can be a question
 SPLIT_FILE = "questions.json"
 
@@ -462,10 +463,11 @@ def _from_questions(past: list[Question], passages: list[Passage]) -> list[Examp
         for name in question.answers:
             asked.setdefault(name, []).append(question.text)
     examples = []
-    for question in past:
-        for name in sorted(question.answers):
-            others = [text for text in asked[name] if text != question.text]
-            examples.append(Example(question.text, (bodies[name], *others), name))
+    for name, texts in asked.items():
+        for place, text in enumerate(texts):
+            others = texts[place + 1 : place + 1 + OTHERS]
+            others += texts[: min(place, OTHERS - len(others))]
+            examples.append(Example(text, (bodies[name], *others), name))
     return examples
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,10 +186,11 @@ def _clearly_ahead(ours_Q: np.ndarray, theirs_Q: np.ndarray) -> bool:
     return difference_Q.mean() > difference_Q.std(ddof=1) / len(difference_Q) ** 0.5
 
 
-def default_mix(texts: Sequence[str], spans: Spans) -> Mix:
+def default_mix(texts: Sequence[str], spans: Spans, mixes: Iterable[Mix] = ()) -> Mix:
     """The weights where no question can choose; docs/lejepa.md has the table that they are from.
 
-    spans: the tokens of the model. One that cuts the words of a language into many pieces was not trained on it.
+    spans: the tokens of the model. One that cuts the words of a language into many pieces was not trained on it. mixes: those that were
+    measured; with a classifier among them it is in the default.
     """
     seen = texts[:: max(1, len(texts) // SEEN)]
     runs = [run for text in seen for run in RUNS.finditer(text)]
@@ -198,6 +199,8 @@ def default_mix(texts: Sequence[str], spans: Spans) -> Mix:
     pieces = sum(len(spans(text)) for text in seen)
     if 2 * spaceless > letters:
         return WORDS
+    if CLASSIFIER in mixes:
+        return Mix(meaning=1, words=0.1, classifier=1)
     if pieces > MANY_PIECES * len(runs):
         return Mix(meaning=1, words=2.0)
     return Mix(meaning=1, words=0.1 if len(runs) < SHORT * len(seen) else 0.5)

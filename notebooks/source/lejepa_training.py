@@ -180,7 +180,6 @@ if machine.kind == "cuda":
 embed = Embeddings(run.path / "embeddings")
 embedded = {STOCK: embed(backbone, texts, "document")}
 asked = {judge: embed(backbone, judge.asked, "query") for judge in judges}
-default = default_mix(texts, spans)
 measured = {}
 
 
@@ -192,6 +191,7 @@ def measure(name, passages_NK, questions):
 
 
 measure(STOCK, embedded[STOCK], asked)
+default = default_mix(texts, spans, measured[judges[0]][STOCK] if judges else ())
 if dev in measured:
     free = choose(measured[dev], default, collection.kind)
     tables.show(report(measured[dev], free), f"{base_model}: nDCG@10 on {len(dev.asked)} dev {collection.kind}")

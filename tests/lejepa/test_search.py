@@ -190,6 +190,8 @@ def test_the_default_and_the_stock_model_stay_where_nothing_is_ahead_by_a_standa
 def test_without_questions_the_weights_go_by_script_language_and_length(text, pieces, expected):
     spans = lambda text: text.split() * pieces  # noqa: E731
     assert evaluation.default_mix([text] * 5, spans) == expected
+    with_classifier = evaluation.default_mix([text] * 5, spans, evaluation.MIXES + evaluation.WITH_CLASSIFIER)
+    assert with_classifier in {evaluation.WORDS, *evaluation.WITH_CLASSIFIER}
 
 
 # ---- the saved folder
