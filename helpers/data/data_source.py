@@ -163,12 +163,6 @@ def _split_of(name: str) -> str:
     return ""
 
 
-def located(data_source: str) -> str:
-    """As `locate`: the path, or the value."""
-    place = locate(data_source)
-    return str(place.path or place.value)
-
-
 def uploaded(name: str) -> str:
     """Asks for one file in Colab and returns its path in the working directory.
 

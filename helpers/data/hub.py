@@ -94,9 +94,8 @@ def splits(data_source: str, **options: Any):
     """The splits of a hub set. Raises as `reading`, and ValueError if none is `train`."""
     import datasets
 
-    folder = source_path("data_source", data_source)  # absolute, which no library takes for a name of its own
     with reading(name="data_source", source=data_source):
-        parts = datasets.load_dataset(str(folder or data_source), **options)
+        parts = datasets.load_dataset(data_source, **options)
     if "train" not in parts:
         raise ValueError(f"data_source={data_source!r}: no split `train`; its splits: {', '.join(parts)}")
     return parts
