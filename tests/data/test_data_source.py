@@ -89,6 +89,20 @@ def test_a_model_of_ones_own_is_known_by_its_weights():
     assert run("a/model") == run("./a/../a/model") != run("b/model")
 
 
+def test_a_hub_that_does_not_answer_is_said_with_what_needs_no_network(monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    place = locate("owner/name")
+    wanted = (
+        r"data_source='owner/name': .*cannot be reached.* data_source=\"sample\" and, .* base_model=\"sample\", too"
+    )
+    with pytest.raises(ConnectionError, match=wanted):
+        read_splits(place, SUFFIXES, SetAside(place.source))
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+
+
 # ---- folders
 
 JUNK = (".hidden.csv", "._mine.csv", "__MACOSX/._a.csv", ".git/a.csv", ".ipynb_checkpoints/a.csv", "node_modules/a.csv",
