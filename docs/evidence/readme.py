@@ -35,8 +35,8 @@ NOTEBOOKS = (
         "A search over your own folder",
         "lejepa_training",
         "lejepa",
-        "A folder that answers questions from your documents: an embedding model and BM25 side by side, an index, and "
-        "a short script that searches without this project.",
+        "A folder that answers questions from your documents, or from past questions with their answers: an embedding model and BM25 side by "
+        "side, weighed by your own questions, an index, and a short script that searches without this project.",
         lejepa,
     ),
     Notebook(

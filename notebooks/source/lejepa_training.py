@@ -350,6 +350,6 @@ tables.show([{"score": score, "document": name, "passage": text[:300]} for score
 # - **New, changed or removed documents**: run all cells again. Only their passages are embedded; the model stays as it was trained.
 # - **Take the model with you**: `SentenceTransformer("<output_dir>/model")`; its dimensions are sorted, so `truncate_dim=128` keeps the
 #   most important ones.
-# - **Collect past questions**: they teach more than headings do. Give a `.csv` with `question` and `answer`, in the folder of your documents
-#   or by itself; five or more questions about an answer are enough for a clear gain.
+# - **Collect past questions**: give a `.csv` with `question` and `answer`, in the folder of your documents or by itself. Searched beside their
+#   answers they help, whether or not training does.
 # - **Another method**: change `views` or the weights of the loss in the method's cell.
