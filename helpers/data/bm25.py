@@ -1,5 +1,6 @@
 """Okapi BM25 over documents that are lists of words, by the package bm25s."""
 
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -34,4 +35,5 @@ def import_bm25s():
             del sys.modules["jax"]
             if jax is not None:
                 sys.modules["jax"] = jax
+        logging.getLogger("bm25s").setLevel(logging.WARNING)  # it writes to a log that torch_xla shows
     return sys.modules["bm25s"]
