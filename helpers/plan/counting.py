@@ -214,7 +214,9 @@ def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace
 
 def _in_fp32(function):
     def widened(input, *args, **kwargs):
-        return function(input.float() if input.dtype in HALF.values() else input, *args, **kwargs)
+        # `torch.pow` takes a number and a tensor, too.
+        is_half = isinstance(input, torch.Tensor) and input.dtype in HALF.values()
+        return function(input.float() if is_half else input, *args, **kwargs)
 
     return widened
 

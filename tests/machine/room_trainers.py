@@ -89,11 +89,11 @@ def legal(machine, folder: Path, options: dict):
     from helpers.legal.training import LegalTrainer, sft_config
     from tests.legal_run import rows
 
-    params = LegalParameters(base_model="sample", method="lora", lora_rank=4, logging_steps=1, save_steps=EVERY, seed=1)
+    params = LegalParameters(base_model="sample", method="lora", lora_rank=4, save_steps=EVERY, seed=1)
     model, tokenizer = load_model(params, machine, dropout=options["dropout"])
     length = 4 * LENGTH
     plan = planned(machine, options, length=length)
-    arguments = sft_config(plan, machine, folder, length=length, **params.logged() | {"seed": 5})
+    arguments = sft_config(plan, machine, folder, length=length, **params.logged() | {"seed": 5, "logging_steps": 1})
     data = (Dataset.from_list(rows(count, length, seed)) for count, seed in ((200, 0), (40, 1)))
     return LegalTrainer(model, arguments, *data, tokenizer, plan=plan, runtime=machine)
 
