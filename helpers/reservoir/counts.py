@@ -124,15 +124,15 @@ class Counts:
 
 
 class Level(NamedTuple):
-    """Of contexts of one length [P]: the table of phrases, where the phrases of each context are in it, and their sums."""
+    """Of contexts of one length: the table's codes, its counts less the discounts; where each context is in it, and its sums."""
 
     codes: np.ndarray
-    net: np.ndarray  # counts, less the discounts
-    code_P: np.ndarray  # of the context
+    net: np.ndarray
+    code_P: np.ndarray
     first_P: np.ndarray
     size_P: np.ndarray
     total_P: np.ndarray
-    share_P: np.ndarray  # that a count has of the probability
+    share_P: np.ndarray  # of the probability that a count has
 
 
 class Smoothed:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from helpers.data import rows
+from helpers.data import hub, rows
 from helpers.data.data_source import DataSource, Place, locate, read_splits
 from helpers.data.listing import Listing, list_files
 from helpers.data.rows import Row, SetAside
@@ -54,7 +54,7 @@ def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
     """Texts from `data_source`, without repeats, drawn with `seed`.
 
     data_source: "sample"; a text (.txt, .md), a file of rows with a column `text` or `story`, or a folder of such files; a hub id.
-    num_texts: how many in all; 0 takes every text, but 20,000 of a hub id.
+    num_texts: how many in all; 0 takes every text, but 10,000 of a hub id.
 
     Raises ValueError (too few texts, no such column, a damaged file), FileNotFoundError, and ConnectionError for a hub that
     cannot be reached.
@@ -112,11 +112,12 @@ def _read_texts(place: Place, set_aside: SetAside, revision, num_texts: int, see
         listing = list_files(path, (*TEXT_SUFFIXES, *rows.SUFFIXES), source=place.source)
         if any(file.suffix.lower() in TEXT_SUFFIXES for file in listing.files):
             return _read_folder(listing)
-    read = list(read_splits(place, rows.SUFFIXES, set_aside, revision=revision)["train"])
-    if path is None:
-        random.Random(seed).shuffle(read)
-        del read[num_texts or HUB_TEXTS :]
-        set_aside.read = len(read)
+    if path:
+        read = read_splits(place, rows.SUFFIXES, set_aside)["train"]
+    else:  # which may be far larger
+        hub_rows = hub.splits(place.value, revision=revision)["train"].shuffle(seed=seed)
+        drawn = hub_rows.select(range(min(num_texts or HUB_TEXTS, len(hub_rows))))
+        read = rows.number_rows(place.source, drawn, set_aside)
     return list(set_aside.convert(read, _text_of)), "the rows of the data"
 
 

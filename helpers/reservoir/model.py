@@ -113,20 +113,13 @@ class GRU(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        D = self.width = config.embedding_size
-        self.drive, self.recurrent = nn.Linear(D, 3 * D), nn.Linear(D, 3 * D)
-        self.register_buffer("carried", torch.zeros(config.training_rows, D))  # from one block of training to the next
+        self.width = config.embedding_size
+        self.cell = nn.GRUCell(self.width, self.width)
+        self.register_buffer("carried", torch.zeros(config.training_rows, self.width))  # to the next block of training
 
     def forward(self, ids_BT, embedded_BTD, state_BD, seen_BT, kept_BT):
         """States after every token [B, T, D]."""
-        drive_TBE = self.drive(embedded_BTD).float().transpose(0, 1)
-        return go_through(self.step, drive_TBE, state_BD, seen_BT, kept_BT).transpose(0, 1)
-
-    def step(self, drive_BE, state_BD):
-        drive_BE, new_BD = drive_BE.split([2 * self.width, self.width], dim=1)
-        recurrent_BE, candidate_BD = self.recurrent(state_BD).float().split([2 * self.width, self.width], dim=1)
-        reset_BD, update_BD = torch.sigmoid(drive_BE + recurrent_BE).chunk(2, dim=1)
-        return torch.lerp(torch.tanh(new_BD + reset_BD * candidate_BD), state_BD, update_BD)
+        return go_through(self.cell, embedded_BTD.transpose(0, 1), state_BD, seen_BT, kept_BT).transpose(0, 1)
 
 
 def go_through(step, drive, state, seen_BT, kept_BT):
@@ -134,7 +127,7 @@ def go_through(step, drive, state, seen_BT, kept_BT):
     states = []
     masks = seen_BT.T[..., None].float(), kept_BT.T[..., None].float()
     for drive_t, seen_B1, kept_B1 in zip(drive.unbind(), *masks, strict=True):
-        state = torch.lerp(state, step(drive_t, state), seen_B1) * kept_B1
+        state = torch.lerp(state, step(drive_t, state).float(), seen_B1) * kept_B1
         states.append(state)
     return torch.stack(states)
 
@@ -150,10 +143,8 @@ def windows_of(ids_BT, line_BW, seen_BT, ends_BT):
     text_BS = F.pad(ends_BT.long().cumsum(1), (W, 0))
     text_BTW, windows_BTW = (rows_BS.unfold(1, W, 1)[:, 1:] for rows_BS in (text_BS, tokens_BS))
     windows_BTW = windows_BTW.masked_fill(text_BTW != text_BTW[..., -1:], -1)
-    last_B = (seen_BT * torch.arange(1, seen_BT.shape[1] + 1, device=ids_BT.device)).argmax(
-        1
-    )  # before padding on the right
-    return windows_BTW, windows_BTW[torch.arange(len(last_B), device=ids_BT.device), last_B]
+    last_B = seen_BT.long().cumsum(1).argmax(1)  # before padding on the right
+    return windows_BTW, windows_BTW.gather(1, last_B[:, None, None].expand(-1, 1, W))[:, 0]
 
 
 @torch.no_grad()
@@ -230,12 +221,9 @@ class ReservoirForCausalLM(CountingLanguageModel):
         model = cls(config)
         if config.memory == "reservoir":
             model.memory.draw(codes_VC)
-        with torch.no_grad():
-            C, D = codes_VC.shape[1], config.embedding_size
-            rotation_CD = nn.init.orthogonal_(torch.empty(C, D)) * (max(C, D) / C) ** 0.5
-            start_VD = 0.02 * codes_VC.float() @ rotation_CD
-            has_code_V1 = codes_VC.any(1, keepdim=True)
-            model.embedding.weight.copy_(torch.where(has_code_V1, start_VD, model.embedding.weight))
+        C, D = codes_VC.shape[1], config.embedding_size
+        rotation_CD = nn.init.orthogonal_(torch.empty(C, D)) * (max(C, D) / C) ** 0.5
+        model.embedding.weight.data.copy_(0.02 * codes_VC.float() @ rotation_CD)
         for weight in (model.out.weight, model.boost.weight, model.scale.weight):
             nn.init.zeros_(weight)  # so that the logits are log P_counts
         return model
@@ -254,13 +242,13 @@ class ReservoirForCausalLM(CountingLanguageModel):
         B, T = ids_BT.shape
         if not T:
             raise ValueError("input_ids: no tokens; a text begins after the token that ends texts, so give that one")
-        if state is None:
-            memory_BN = torch.zeros(B, self.memory.width, device=ids_BT.device)
-            line_BW = torch.full((B, self.config.window), -1, device=ids_BT.device)
-        else:
-            memory_BN, line_BW = state
-        seen_BT = torch.ones_like(ids_BT) if attention_mask is None else attention_mask[:, -T:]
-        seen_BT = seen_BT != 0
+        memory_BN, line_BW = state or (
+            torch.zeros(B, self.memory.width, device=ids_BT.device),
+            torch.full((B, self.config.window), -1, device=ids_BT.device),
+        )
+        seen_BT = torch.ones_like(ids_BT, dtype=torch.bool)
+        if attention_mask is not None:
+            seen_BT = attention_mask[:, -T:] != 0
         ends_BT = seen_BT & (ids_BT == self.config.eos_token_id)
         states_BTN = self.memory(ids_BT, self.embedded(ids_BT), memory_BN, seen_BT, ~ends_BT)
         windows_BTW, line_BW = windows_of(ids_BT, line_BW, seen_BT, ends_BT)
@@ -301,8 +289,11 @@ class ReservoirForCausalLM(CountingLanguageModel):
                 labels = F.pad(labels[:, 1:], (0, 1), value=-100)
         else:
             counted, totals = drawn["counted"], drawn["totals"]
-        if states is None:
-            states = self.carry_on(input_ids)
+        if states is None:  # a trained memory goes on in training from where the block before ended
+            before = self.memory.carried if self.training else torch.zeros_like(self.memory.carried[:1])
+            states, _, (after, _) = self.read(input_ids, (before.expand(len(input_ids), -1), windows[:, 0]))
+            if self.training:
+                self.memory.carried = after.detach()
         logits = self.predict(input_ids, states, windows, counted, totals)
         loss = None
         if labels is not None:
@@ -312,20 +303,6 @@ class ReservoirForCausalLM(CountingLanguageModel):
             items = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
             loss = nats.sum() / items
         return ReservoirOutput(loss=loss, logits=logits, state=state)
-
-    def carry_on(self, ids_BT):
-        """The trained memory after every token of a block, in training from where the block before ended."""
-        before_BD = self.memory.carried if self.training else torch.zeros_like(self.memory.carried[:1])
-        states_BTD = self.memory(
-            ids_BT,
-            self.embedded(ids_BT),
-            before_BD.expand(len(ids_BT), -1),
-            torch.ones_like(ids_BT),
-            ids_BT != self.config.eos_token_id,
-        )
-        if self.training:
-            self.memory.carried = states_BTD[:, -1].detach()
-        return states_BTD
 
 
 AutoConfig.register(ReservoirConfig.model_type, ReservoirConfig, exist_ok=True)

@@ -138,32 +138,26 @@ class DrawnTokens(Stream):
 class RowsOfText(Stream):
     """Blocks of T tokens, a row after the other: what a memory that is trained through time learns from.
 
-    trained: a block goes on where the block of this row in the batch before ended. Otherwise a block of an evaluation begins
-    T tokens earlier, with tokens that do not count, so that the memory has something to remember.
+    trained: a block goes on where the block of this row in the batch before ended. In an evaluation a block begins anew.
     """
 
     def __init__(self, tokens: np.ndarray, model, *, multiple_of: int, length: int, trained: bool):
         super().__init__(tokens, model.counts, model.config.window, trained)
         blocks = np.arange(0, len(tokens), length)
-        self.context = 0 if trained else length
         rows = -(-len(blocks) // multiple_of)
-        starts = np.resize(blocks, rows * multiple_of)
-        if trained:
-            starts = starts.reshape(multiple_of, rows).T.ravel()
-        self.places = starts[:, None] + np.arange(-self.context, length)
+        self.starts = np.resize(blocks, (multiple_of, rows)).T.ravel()
+        self.length = length
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.starts)
 
     def order(self, epoch: int) -> np.ndarray:
-        return np.arange(len(self.places))
+        return np.arange(len(self))
 
     def __getitems__(self, blocks: Sequence[int]) -> dict[str, torch.Tensor]:
-        places = self.places[np.asarray(blocks)]
-        batch = self.examples(places.clip(0, len(self.tokens_S) - 1))
-        counts = (places >= 0) & (places < len(self.tokens_S))
-        counts[:, : self.context] = False
-        batch["labels"][~torch.from_numpy(counts)] = -100
+        places = self.starts[np.asarray(blocks), None] + np.arange(self.length)
+        batch = self.examples(places.clip(max=len(self.tokens_S) - 1))
+        batch["labels"][torch.from_numpy(places >= len(self.tokens_S))] = -100
         return batch
 
 
@@ -181,11 +175,6 @@ class EpochOrder(torch.utils.data.Sampler):
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.dataset.order(self.epoch).tolist())
-
-
-def whole_batch(batch):
-    """The data sets above make batches themselves."""
-    return batch
 
 
 class LanguageModelTrainer(TrainerMixin, Trainer):

@@ -24,13 +24,20 @@ ADAM_BETA2 = 0.991
 
 def recipe(memory: str, train_tokens: int) -> Recipe:
     """The recipe for a text of this many tokens: six passes, at most 1,400 steps of 256 tokens, whatever the memory."""
-    drawn = min(LONGEST_RECIPE * TOKENS_A_STEP, PASSES * train_tokens)
-    about = {"learning_rate": 2e-3, "weight_decay": 0.1}
+    examples, length, whole = TOKENS_A_STEP, 1, {}
     if memory == "gru":
         # The memory goes on from batch to batch, so that a batch is neither cut into smaller ones nor larger on a TPU.
-        about |= {"micro_batch_size": ROWS, "tpu_batch_factor": 1, "tpu_learning_rate_factor": 1.0}
-        return Recipe(batch_size=ROWS, sequence_length=BLOCK, max_steps=max(1, round(drawn / (ROWS * BLOCK))), **about)
-    return Recipe(batch_size=TOKENS_A_STEP, sequence_length=1, max_steps=max(1, round(drawn / TOKENS_A_STEP)), **about)
+        whole = {"micro_batch_size": ROWS, "tpu_batch_factor": 1, "tpu_learning_rate_factor": 1.0}
+        examples, length = ROWS, BLOCK
+    drawn = min(LONGEST_RECIPE * TOKENS_A_STEP, PASSES * train_tokens)
+    return Recipe(
+        batch_size=examples,
+        learning_rate=2e-3,
+        max_steps=max(1, drawn // (examples * length)),
+        sequence_length=length,
+        weight_decay=0.1,
+        **whole,
+    )
 
 
 def workload(model, length: int) -> Workload:
@@ -42,16 +49,12 @@ def workload(model, length: int) -> Workload:
     def batch(examples: int, length: int) -> dict[str, Any]:
         shape = (examples,) if config.memory == "reservoir" else (examples, length)
         ids = torch.randint(0, config.vocab_size, shape)
-        inputs = {
-            "input_ids": ids,
-            "windows": torch.zeros(*shape, config.window, dtype=torch.long),
-            "counted": torch.full((*shape, config.vocab_size), 1 / config.vocab_size),
-            "totals": torch.zeros(*shape, config.context_lengths),
-            "labels": ids.clone(),
-        }
+        widths = {"counted": config.vocab_size, "totals": config.context_lengths}
         if config.memory == "reservoir":
-            inputs |= {"states": torch.zeros(*shape, config.units), "weights": torch.ones(shape)}
-        return inputs
+            widths["states"] = config.units
+        inputs = {name: torch.ones(*shape, width) for name, width in widths.items()}
+        windows = ids[..., None].repeat_interleave(config.window, -1)
+        return inputs | {"input_ids": ids, "labels": ids.clone(), "windows": windows}
 
     def loss(model, inputs):
         return model(**inputs).loss

@@ -186,7 +186,7 @@ print(f"counting: {score(model, dev[:READ_DEV]).bits_per_byte:.3f} bits per byte
 # %%
 from helpers.plan import forecast as forecasts
 from helpers.plan import settings as planner
-from helpers.reservoir.training import DrawnTokens, LanguageModelTrainer, RowsOfText, whole_batch
+from helpers.reservoir.training import DrawnTokens, LanguageModelTrainer, RowsOfText
 from helpers.reservoir.workload import ADAM_BETA2, recipe, workload
 from helpers.train.arguments import training_arguments
 
@@ -222,7 +222,7 @@ def make_trainer(model, plan, folder):
             lr_scheduler_type="linear",
             remove_unused_columns=False,
         ),
-        data_collator=whole_batch,
+        data_collator=dict,  # the data sets make whole batches
         train_dataset=data(train, model, trained=True, **examples),
         eval_dataset=data(dev[:READ_DEV], model, trained=False, **examples),
         processing_class=tokenizer,

@@ -45,7 +45,7 @@ def reservoir(machine, folder: Path, options: dict):
     import numpy as np
 
     from helpers.reservoir.counts import Counts
-    from helpers.reservoir.training import DrawnTokens, LanguageModelTrainer, whole_batch
+    from helpers.reservoir.training import DrawnTokens, LanguageModelTrainer
     from helpers.train.arguments import training_arguments
     from tests import training_run
 
@@ -59,9 +59,7 @@ def reservoir(machine, folder: Path, options: dict):
     data = {
         name: DrawnTokens(part, model, multiple_of=BATCH, trained=trained) for name, (part, trained) in parts.items()
     }
-    return LanguageModelTrainer(
-        model=model, args=arguments, data_collator=whole_batch, **data, plan=plan, runtime=machine
-    )
+    return LanguageModelTrainer(model=model, args=arguments, data_collator=dict, **data, plan=plan, runtime=machine)
 
 
 def lejepa(machine, folder: Path, options: dict):
