@@ -84,6 +84,7 @@ print(f"texts: {texts.notes}")
 tokenizer, reason = train_tokenizer(texts.train, params.vocab_size)
 end = tokenizer.eos_token_id
 train, dev, test = (tokens_of(part, tokenizer) for part in (texts.train, texts.dev, texts.test))
+READ_DEV = 12_000  # tokens of dev that choose the best checkpoint
 parts = {"train": (texts.train, train), "dev": (texts.dev, dev), "test": (texts.test, test)}
 tables.show([{"": name, "texts": len(part), "tokens": len(ids)} for name, (part, ids) in parts.items()], reason)
 print(texts.train[0][:400])
@@ -163,7 +164,6 @@ ticks = axes.set_xticks(
 # said before. A language model that does not beat this number has not earned its keep.
 
 # %%
-READ_DEV = 12_000  # tokens of dev that are read here, and that choose the best checkpoint
 bytes_V = token_bytes(tokenizer)
 
 
@@ -253,8 +253,8 @@ tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
 # @title Continue a text
 from helpers.machine.engine import cpu_copy
 
-if machine.kind == "xla":  # it would compile every length of text anew
-    model = cpu_copy(trainer.model, counts)
+# XLA would compile every length of text anew.
+trained = cpu_copy(trainer.model, counts) if machine.kind == "xla" else trainer.model
 beginning = params.prompt  # or any text in quotes
 if not beginning:
     beginning = "Once upon a time" if params.data_source == "sample" else " ".join(texts.dev[0].split()[:6])
@@ -270,7 +270,7 @@ def continue_text(model, text, tokens=120, temperature=0.6):
     return tokenizer.decode(sampled[0], skip_special_tokens=True)
 
 
-story = continue_text(model, beginning)
+story = continue_text(trained, beginning)
 used = time.process_time()
 print(story)
 print(f"(after {used:.0f} s of processor time since the start)")
@@ -284,7 +284,7 @@ print(f"(after {used:.0f} s of processor time since the start)")
 
 # %%
 NAMES = {"reservoir": "reservoir", "gru": "GRU"}
-models = {params.memory: model}
+models = {params.memory: trained}
 if params.compare_memories:
     other = "gru" if params.memory == "reservoir" else "reservoir"
     rival = new_model(other)
@@ -294,8 +294,8 @@ if params.compare_memories:
     models[other] = cpu_copy(rival, counts) if machine.kind == "xla" else rival
 
 scores = {"counting": score(new_model(params.memory), test)}
-for memory, trained in models.items():
-    scores[NAMES[memory]] = score(trained, test)
+for memory, one in models.items():
+    scores[NAMES[memory]] = score(one, test)
 tables.show([{"model": name, "bits per byte of test": f"{one.bits_per_byte:.3f}"} for name, one in scores.items()])
 verdict = evaluation.verdict(scores, NAMES[params.memory])
 if params.data_source == "sample":
@@ -321,11 +321,11 @@ _ = axes.set(
 from transformers import AutoModelForCausalLM
 
 model_folder = run.path / "model"
-model.save_pretrained(model_folder)
+trained.save_pretrained(model_folder)
 # Beside a model with code AutoTokenizer asks whether to run the code, so the tokenizer has a folder of its own, too.
 for folder in (model_folder, model_folder / "tokenizer"):
     tokenizer.save_pretrained(folder)
-reloaded = AutoModelForCausalLM.from_pretrained(model_folder).to(model.device)
+reloaded = AutoModelForCausalLM.from_pretrained(model_folder).to(trained.device)
 same_story = continue_text(reloaded, beginning) == story
 print(f"the reloaded model tells the same text: {same_story}")
 if machine.kind == "cpu" and machine.precision == "fp32" and not same_story:
@@ -342,7 +342,7 @@ results_file = run.results(
         "vocab_size": len(tokenizer),
         "separated": texts.notes,
     },
-    model={"memory": params.memory, "trainable": model.num_parameters(), "frozen": frozen},
+    model={"memory": params.memory, "trainable": trained.num_parameters(), "frozen": frozen},
     eval={
         "before": {"bits_per_byte": scores["counting"].bits_per_byte},
         "after": {"bits_per_byte": scores[NAMES[params.memory]].bits_per_byte},

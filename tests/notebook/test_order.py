@@ -23,7 +23,7 @@ from .test_notebooks import TINY
 
 pytestmark = pytest.mark.once
 
-SMALL = {**TINY, "max_steps": 4, "eval_steps": 2, "output_dir": "out", "compare_transformer": False}
+SMALL = {**TINY, "max_steps": 4, "eval_steps": 2, "output_dir": "out", "compare_memories": False}
 SHOWN = "helpers/reservoir/model.py"
 LINE, EDITED = "torch.tanh(torch.baddbmm", "torch.sin(torch.baddbmm"
 LIST = re.compile(r"^- (.+)$", re.MULTILINE)
@@ -110,7 +110,7 @@ def saved(folder: str | Path) -> tuple[dict, str]:
 def test_cells_in_any_order_of_one_kernel_save_what_was_trained_or_are_refused(notebooks, alone):
     with run_kernel(startup_timeout=START) as kernel:
         live = Live(kernel, notebooks / "tinystories_reservoir.ipynb", SMALL)
-        *_, train, judge, _, save, _ = live.titles
+        *_, train, _, judge, save, _ = live.titles
         assert not live.run(live.setup)
         error = live.run(live.cells[train])
         assert LIST.findall(error) == [
@@ -119,12 +119,12 @@ def test_cells_in_any_order_of_one_kernel_save_what_was_trained_or_are_refused(n
         live.run_all()
         first, weights = saved("out")
 
-        live.change(units=24, output_dir="wide")  # the settings, and then the cells that one thinks of
+        live.change(units=256, output_dir="wide")  # the settings, and then the cells that one thinks of
         for code in (live.cells[title] for title in live.titles[1:2]):
             assert not live.run(code)
         assert "model" in live.run(live.cells[train]) and "trainer" in live.run("print(trainer)")
         assert train in live.follow(save)
-        assert saved("wide")[0]["parameters"]["units"] == 24 and not Path("wide/results.json").samefile(
+        assert saved("wide")[0]["parameters"]["units"] == 256 and not Path("wide/results.json").samefile(
             "out/results.json"
         )
 
