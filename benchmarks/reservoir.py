@@ -44,7 +44,6 @@ from helpers.reservoir.counts import Counts
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM, windows_of
 from helpers.reservoir.training import DrawnTokens, RowsOfText, Stream
 from helpers.reservoir.workload import ADAM_BETA2, BLOCK, ROWS, TOKENS_A_STEP, recipe
-from helpers.run import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "docs/results/reservoir_cpu.json"
@@ -52,6 +51,7 @@ TRAIN, HELD_OUT = 2_000, 200  # texts to train on, and of dev and test each, at 
 FIRST, TRIALS = "tinystories", 60  # the data and the seconds whose dev texts choose the rates
 CACHE_WEIGHTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)  # of counting alone
 HALF_LIFE, WINDOW = 64, 128  # tokens that its cache remembers, as in the model
+VOCABULARIES = (0, 1024, 4096, 6000)  # of counting alone; 0 is the size by rule
 MODELS = ("reservoir", "GRU", "Llama")
 
 
@@ -173,6 +173,27 @@ def choose_cache(counts: Counts, dev: np.ndarray) -> float:
     return CACHE_WEIGHTS[int(np.argmin(nats))]
 
 
+def count_best(texts: Texts) -> dict:
+    """Counting alone with the vocabulary that dev prefers: it has no readout that a large one would slow down."""
+    trials = {}
+    for size in VOCABULARIES:
+        tokenizer, _ = data.train_tokenizer(texts.train, size)
+        V, end, bytes_V = len(tokenizer), tokenizer.eos_token_id, data.token_bytes(tokenizer)
+        train, dev, test = (data.tokens_of(part, tokenizer) for part in (texts.train, texts.dev, texts.test))
+        counts = Counts.fit(train, V, end)
+        cache_weight = choose_cache(counts, dev)
+        scores = [
+            evaluation.Score.of(count_alone(counts, part, [cache_weight])[0], part, bytes_V, end)
+            for part in (dev, test)
+        ]
+        trials[scores[0].bits_per_byte] = {"vocab_size": V, "cache": cache_weight}, scores[1]
+    about, score = trials[min(trials)]
+    return about | {
+        "test": round(score.bits_per_byte, 5),
+        "text_nats": [round(nats, 3) for nats in score.nats_S.tolist()],
+    }
+
+
 # ---- models
 
 
@@ -221,16 +242,13 @@ def spend(run: Run, texts: Texts) -> dict:
     steps, loss = learn(model, dataset, batch, run.rate, begin + run.seconds)
     spent = time.process_time() - begin
     dev, test = data.tokens_of(texts.dev, tokenizer), data.tokens_of(texts.test, tokenizer)
-    cache_weight = choose_cache(counts, dev)
-    counted_P = count_alone(counts, test, [cache_weight])[0]
     scores = {
-        "dev": evaluation.Score.of(evaluation.probabilities(model, dev, end), dev, bytes_V, end),
-        "test": evaluation.Score.of(evaluation.probabilities(model, test, end), test, bytes_V, end),
-        "counting": evaluation.Score.of(counted_P, test, bytes_V, end),
+        name: evaluation.Score.of(evaluation.probabilities(model, part, end), part, bytes_V, end)
+        for name, part in (("dev", dev), ("test", test))
     }
     return asdict(run) | {
         **{name: round(score.bits_per_byte, 5) for name, score in scores.items()},
-        "text_nats": {name: [round(nats, 3) for nats in scores[name].nats_S.tolist()] for name in ("test", "counting")},
+        "text_nats": [round(nats, 3) for nats in scores["test"].nats_S.tolist()],
         "vocab_size": V,
         "trained": model.num_parameters(),
         "steps": steps,
@@ -238,7 +256,6 @@ def spend(run: Run, texts: Texts) -> dict:
         "prepared_seconds": round(prepared, 1),
         "spent_seconds": round(spent, 1),
         "load_average": report.load_average(),
-        "commit": provenance.code()["commit"],
     }
 
 
@@ -291,6 +308,9 @@ def main() -> None:
     texts = read(name, [Path(file) for file in files.split(",")])
     sizes = {part: len(getattr(texts, part)) for part in ("train", "dev", "test")}
     (folder / f"{name}.data").write_text(json.dumps({"files": texts.files, "texts": sizes}))
+    counting = folder / f"{name}.counting"
+    if not counting.exists():
+        counting.write_text(json.dumps(count_best(texts)))
     for seconds in arguments.seconds:
         for seed in arguments.seeds:
             for model in arguments.models:
@@ -326,42 +346,38 @@ def write(folder: Path) -> None:
     parts = {}
     for file in sorted(folder.glob("*.data")):
         own = [run for run in runs if run["data"] == file.stem]
-        rows = []
+        counting, rows = json.loads(file.with_suffix(".counting").read_text()), []
         for seconds in sorted({run["seconds"] for run in own}):
             for model in MODELS:
-                rows += describe_runs(own, seconds, model)
-        parts[file.stem] = json.loads(file.read_text()) | {"rows": rows}
+                rows += describe_runs(own, seconds, model, counting["text_nats"])
+        del counting["text_nats"]
+        parts[file.stem] = json.loads(file.read_text()) | {"counting": counting, "rows": rows}
     machine = report.machine("cpu", ("torch", "transformers"))
     report.write(OUTPUT, machine, train=TRAIN, trials=trials, data=parts)
 
 
-def describe_runs(own: list[dict], seconds: int, model: str) -> list[dict]:
+def describe_runs(own: list[dict], seconds: int, model: str, counted: list[float]) -> list[dict]:
     """One row: mean and seeds of a model at a budget; [] where it was not run."""
     runs = sorted(
         (run for run in own if (run["seconds"], run["model"]) == (seconds, model)), key=lambda run: run["seed"]
     )
     if not runs:
         return []
-    row = {key: runs[0][key] for key in ("model", "seconds", "rate", "trained", "vocab_size", "counting")}
+    row = {key: runs[0][key] for key in ("model", "seconds", "rate", "trained", "vocab_size")}
     for key in ("seed", "steps", "test", "dev", "prepared_seconds", "spent_seconds", "load_average"):
         row[key] = [run[key] for run in runs]
-    row["commits"] = sorted({run["commit"] for run in runs})
-    row["below_counting"] = below(runs, runs, "counting")
+    row["below_counting"] = below(runs, [{"text_nats": counted}])
     first = {run["seed"]: run for run in own if (run["seconds"], run["model"]) == (seconds, "reservoir")}
     pairs = [(run, first[run["seed"]]) for run in runs if run["seed"] in first]
     if pairs and model != "reservoir":
-        row["reservoir_below"] = below([other for _, other in pairs], [run for run, _ in pairs], "test")
+        row["reservoir_below"] = below([other for _, other in pairs], [run for run, _ in pairs])
     return [row]
 
 
-def below(runs: list[dict], others: list[dict], part: str) -> list[float]:
+def below(runs: list[dict], others: list[dict]) -> list[float]:
     """By what share the bits of the first are lower, mean over the seeds, and a 95 % interval: bootstrap over the test texts."""
-    bytes_S = np.ones(len(runs[0]["text_nats"]["test"]))
-    means = [
-        np.mean([run["text_nats"]["test"] for run in runs], axis=0),
-        np.mean([run["text_nats"][part] for run in others], axis=0),
-    ]
-    shares = evaluation.compare(*(evaluation.Score(nats_S, bytes_S) for nats_S in means))
+    means = [np.mean([run["text_nats"] for run in side], axis=0) for side in (runs, others)]
+    shares = evaluation.compare(*(evaluation.Score(nats_S, np.ones(len(nats_S))) for nats_S in means))
     return [round(share, 5) for share in shares]
 
 

@@ -27,8 +27,8 @@ NOTEBOOKS = (
         "A language model of your own text",
         "tinystories_reservoir",
         "reservoir",
-        "A small language model that is trained on one processor core: a random network that is never trained "
-        "remembers the text, a small readout learns, and counts of phrases are mixed in. It learns a new paragraph by counting it, without training.",
+        "A small language model of your own text, from one processor core: it counts short phrases, and a small readout of a random network that "
+        "is never trained corrects the counts. It learns a new paragraph by counting it, in less than a second.",
         reservoir,
     ),
     Notebook(

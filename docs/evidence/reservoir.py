@@ -10,75 +10,55 @@ from helpers.reservoir.parameters import MODEL, ReservoirParameters
 from helpers.show import tables
 
 STUDY = "reservoir_cpu.json"
-FIRST, OURS, BUDGETS = "tinystories", "reservoir", (60, 300)
+FIRST, MODEL_NAME, MINUTE = "tinystories", "reservoir", 60
 FIGURE = "docs/figures/reservoir_budget.png"
 
 
-def _within(found: list[float]) -> str:
-    share, low, high = (100 * each for each in found)
-    return f"{share:+.1f} % ({low:+.1f} to {high:+.1f})"
+def _share(shares: list[float]) -> str:
+    share, low, high = (100 * value for value in shares)
+    return f"{share:.1f} % ({low:.1f} to {high:.1f})"
 
 
 def comparison() -> str:
-    """Every text, budget and model, beside the reservoir with counts."""
-    found, parts = result(STUDY), []
-    for name, data in found["data"].items():
+    """Every text, budget and model, beside counting and the reservoir."""
+    parts = []
+    for name, data in result(STUDY)["data"].items():
         lines = []
-        for row in sorted(data["rows"], key=lambda row: (row["seconds"], statistics.mean(row["test"]["mixture"]))):
+        for row in data["rows"]:
             lines.append(
                 {
                     "budget": f"{row['seconds']} s",
                     "model": row["model"],
+                    "bits per byte": spread(row["test"]),
+                    "fewer than counting (95 %)": _share(row["below_counting"]),
+                    "the reservoir has fewer than this model (95 %)": _share(row["reservoir_below"])
+                    if "reservoir_below" in row
+                    else "",
                     "steps": f"{statistics.mean(row['steps']):.0f}",
-                    "with counts": spread(row["test"]["mixture"]),
-                    "above the reservoir (95 %)": ""
-                    if row["model"] == OURS
-                    else _within(row["mixture_above_reservoir"]),
-                    "without counts": spread(row["test"]["alone"]),
+                    "trained weights": f"{row['trained']:,}",
                     "seeds": len(row["seed"]),
                 }
             )
-        best = data["counting"]
-        lines.append(
-            {
-                "budget": f"{best['spent_seconds']:.0f} s",
-                "model": f"counting alone ({best['vocab_size']:,} entries, chosen on dev)",
-                "with counts": f"{best['test']:.3f}",
-                "above the reservoir (95 %)": _within(best["above_reservoir"]),
-            }
-        )
-        texts, digest = data["texts"], ", ".join(f"{file} {sha[:12]}" for file, sha in data["files"].items())
+        texts, counting = data["texts"], data["counting"]
+        digests = ", ".join(f"{file} {digest[:12]}" for file, digest in data["files"].items())
         parts.append(
-            f"**{name}**: {texts['train']:,} texts to train on, {texts['test']} to test ({digest}). Bits per byte of test:\n\n"
+            f"**{name}**: {texts['train']:,} texts to train on, {texts['test']} to test ({digests}). Counting alone has "
+            f"{counting['test']:.3f} bits per byte of test, with the {counting['vocab_size']:,} entries that are best on dev:\n\n"
             + tables.markdown(lines)
         )
     return "\n\n".join(parts)
 
 
 def headline() -> str:
-    """The first text after a minute and at the longest budget, in a few words, for README.md."""
+    """The first text after a minute, in a few words, for README.md."""
     data = result(STUDY)["data"][FIRST]
-    short, long = ({row["model"]: row for row in data["rows"] if row["seconds"] == seconds} for seconds in BUDGETS)
+    rows = {(row["model"], row["seconds"]): row for row in data["rows"]}
+    minute, rival = rows[MODEL_NAME, MINUTE], rows["GRU", MINUTE]
+    seeds = len(minute["seed"])
     return (
-        f"**{spread(short[OURS]['test']['mixture'])} bits per byte** (fewer is better) of TinyStories after {BUDGETS[0]} processor seconds in "
-        f"all, preparation included ({_seeds(short)}). Counting alone has {data['counting']['test']:.3f}, "
-        f"{_within(data['counting']['above_reservoir'])}. With the same helpers, trials and budget: {_beside(short)}. "
-        f"After {BUDGETS[1]} s ({_seeds(long)}): {_beside(long)}"
-    )
-
-
-def _seeds(rows: dict[str, dict]) -> str:
-    count = len(rows[OURS]["seed"])
-    return f"{count} seed{'s' if count > 1 else ''}"
-
-
-def _beside(rows: dict[str, dict]) -> str:
-    """The other models, the best first."""
-    others = sorted(
-        (row for row in rows.values() if row["model"] != OURS), key=lambda row: row["mixture_above_reservoir"][0]
-    )
-    return "; ".join(
-        f"{row['model']} {spread(row['test']['mixture'])}, {_within(row['mixture_above_reservoir'])}" for row in others
+        f"**{spread(minute['test'])} bits per byte** (fewer is better) of TinyStories after {MINUTE} processor seconds of one "
+        f"thread in all ({seeds} seed{'s' if seeds > 1 else ''}). Counting alone has {data['counting']['test']:.3f}; "
+        f"{_share(minute['below_counting'])} of that is saved. With a GRU as its memory the same model has {spread(rival['test'])}"
     )
 
 
@@ -87,18 +67,18 @@ def draw(folder: Path) -> None:
     import matplotlib.pyplot as plt
 
     data = result(STUDY)["data"][FIRST]
+    rows = data["rows"]
     figure, axes = plt.subplots(figsize=(8, 3.8), layout="constrained")
-    for name in dict.fromkeys(row["model"] for row in data["rows"]):
-        rows = sorted((row for row in data["rows"] if row["model"] == name), key=lambda row: row["seconds"])
-        places = [statistics.mean(row["spent_seconds"]) for row in rows]
-        axes.plot(
-            places, [statistics.mean(row["test"]["mixture"]) for row in rows], marker="o", label=f"{name} with counts"
-        )
-    best = data["counting"]
-    axes.axhline(
-        best["test"], linestyle="--", color="0.4", label=f"counting alone (ready after {best['spent_seconds']:.0f} s)"
+    for name in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == name]
+        seconds = [row["seconds"] for row in own]
+        axes.plot(seconds, [statistics.mean(row["test"]) for row in own], marker="o", label=name)
+    axes.axhline(data["counting"]["test"], linestyle="--", color="0.4", label="counting alone")
+    axes.set(
+        xlabel="processor seconds of one thread, preparation included", ylabel="bits per byte of test", xscale="log"
     )
-    axes.set(xlabel="processor seconds of one thread, preparation included", ylabel="bits per byte of test")
+    axes.set_xticks(seconds := sorted({row["seconds"] for row in rows}), seconds)
+    axes.minorticks_off()
     axes.set_title("TinyStories, 2,000 stories to train on")
     axes.legend(fontsize="small")
     figure.savefig(folder / "reservoir_budget.png", dpi=110)

@@ -260,7 +260,7 @@ if not beginning:
     beginning = "Once upon a time" if params.data_source == "sample" else " ".join(texts.dev[0].split()[:6])
 
 
-def continue_text(model, text, tokens=120, temperature=0.6):
+def continue_text(model, text, tokens=120, temperature=0.7):
     """The text and what the model samples after it, the same each time."""
     torch.manual_seed(params.seed)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"] or [end]
