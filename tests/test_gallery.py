@@ -96,4 +96,4 @@ def test_a_notebook_has_the_parameters_that_it_is_run_with_and_each_has_one_valu
         [f"{key}={json.dumps(value) if isinstance(value, str) else value}" for key, value in values.items()]
     )
     (run,) = grid.plan(ROOT / f"notebooks/{name}.ipynb", tmp_path, given)
-    assert run.name == "run" and run.parameters.keys() == values.keys()
+    assert run.folder.name == "run" and run.parameters.keys() == {*values, "output_dir"}

@@ -1,27 +1,22 @@
 """Run a notebook over a grid of parameters with papermill: strict names and types, resumable, one table out.
 
     python -m helpers.batch NOTEBOOK --output-dir DIR name=value [name=v1,v2,v3 ...]
-        [--jobs N | --ray ADDRESS [--cpus N] [--gpus N]] [--grace SECONDS]
 
-Each combination has its own folder `DIR/<run name>/` with the executed notebook and, in `output/`, what the notebook
-wrote. The same command again skips runs that are done and resumes the others; a run whose notebook, parameters or data
-have changed is made again in a folder of its own. SIGTERM and Ctrl-C are passed on to the kernels, which have `grace`
-seconds to save a checkpoint.
+docs/batch.md describes the folders of the runs, the table and the signals.
 """
 
 import argparse
-import contextlib
 import math
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 
 from helpers.show import tables
 
 from . import records
-from .execution import POLL, LocalRuns, show_output
+from .execution import POLL, LocalRuns, Outcome, show_output
 from .grid import Run, parse, plan
 from .ray_runs import RayRuns
 from .records import logger
@@ -43,44 +38,46 @@ def run(runs: Sequence[Run], place: LocalRuns | RayRuns | None = None, grace: fl
         them all, or 0.
     """
     place = place or LocalRuns()
-    outcomes = {run.name: {"run": run.name, "status": "not run"} for run in runs}
+    batch = runs[0].folder.parent
+    outcomes: dict[Path, Outcome] = {run.folder: {} for run in runs}
     deadline = math.inf
-    with _signals() as arrived:
-        try:
-            futures = {place.submit(run): run.name for run in runs}
-            waiting = set(futures)
-            while waiting:
-                ended, waiting = wait(waiting, POLL, FIRST_COMPLETED)
-                for future in ended:
-                    outcome = outcomes[futures[future]] = future.result()
-                    logger.info("%s: %s %s", futures[future], outcome["status"], outcome.get("error", ""))
-                if ended:
-                    records.write_table(runs[0].batch, list(outcomes.values()))
-                if arrived and deadline == math.inf:
-                    deadline = time.monotonic() + grace
-                    place.stop()
-                    logger.info("waiting up to %g s for the checkpoints of the running notebooks", grace)
-                if time.monotonic() > deadline or arrived.count(signal.SIGINT) > 1:
-                    place.kill()
-        finally:
-            place.kill()
-    rows, file = records.write_table(runs[0].batch, list(outcomes.values()))
+    arrived: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in handlers:
+        signal.signal(number, lambda number, frame: arrived.append(number))
+    try:
+        futures = {place.submit(run): run.folder for run in runs}
+        waiting = set(futures)
+        while waiting:
+            ended, waiting = wait(waiting, POLL, FIRST_COMPLETED)
+            for future in ended:
+                folder = futures[future]
+                outcomes[folder] = outcome = _outcome(future, folder, bool(arrived))
+                logger.info("%s: %s %s", folder.name, outcome.get("status", "not run"), outcome.get("error", ""))
+            if ended:
+                rows, file = records.write_table(batch, outcomes)
+            if arrived and deadline == math.inf:
+                deadline = time.monotonic() + grace
+                place.send(signal.SIGTERM)
+                logger.info("waiting up to %g s for the checkpoints of the running notebooks", grace)
+            if time.monotonic() > deadline or arrived.count(signal.SIGINT) > 1:
+                place.send(signal.SIGKILL)
+    finally:
+        place.send(signal.SIGKILL)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     logger.info("table: %s", file)
     return rows[: len(runs)], arrived[0] if arrived else 0
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """SIGTERM and SIGINT that arrive inside, in order."""
-    arrived: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number in before:
-        signal.signal(number, lambda number, frame: arrived.append(number))
+def _outcome(future: Future, folder: Path, stopped: bool) -> Outcome:
     try:
-        yield arrived
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
+        return future.result()
+    except Exception as failure:  # such as a full disk, or too many nodes that died: the other runs go on
+        if not stopped:
+            return {"status": "failed", "error": f"{type(failure).__name__}: {failure}"}
+        is_killed = records.read(folder).get("status") == "unfinished"
+        return {"status": "stopped"} if is_killed else {}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,21 +90,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     where.add_argument("--jobs", type=int, default=1, help="runs at once on this machine, each on its own GPU")
     where.add_argument("--ray", metavar="ADDRESS", help="send the runs to this Ray cluster; auto: that of this machine")
     parser.add_argument("--cpus", type=int, default=1, help="CPUs of one run on Ray (1)")
-    parser.add_argument("--gpus", type=int, help="GPUs of one run on Ray (1 if the cluster has any)")
     parser.add_argument("--grace", type=float, default=GRACE, help=f"seconds between SIGTERM and SIGKILL ({GRACE:g})")
     options = parser.parse_intermixed_args(arguments)
     show_output(options.jobs)
     try:
         runs = plan(options.notebook, options.output_dir, parse(options.parameters))
-        place = RayRuns(options.ray, options.cpus, options.gpus) if options.ray else LocalRuns(options.jobs)
+        place = RayRuns(options.ray, options.cpus) if options.ray else LocalRuns(options.jobs)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     rows, number = run(runs, place, options.grace)
     columns = [name for name in PRINTED if any(row.get(name) for row in rows)]
     print(tables.text([{name: row.get(name) for name in columns} for row in rows]))
     if number:
-        print(
-            f"stopped by {signal.Signals(number).name}: the same command again resumes what was stopped, and runs the rest"
-        )
+        name = signal.Signals(number).name
+        print(f"stopped by {name}: the same command again resumes what was stopped, and runs the rest")
         return 128 + number
     return int(any(row["status"] == "failed" for row in rows))

@@ -1,6 +1,7 @@
 """A notebook's parameters, their values on a command line, and the grid of runs that these make."""
 
 import ast
+import functools
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -14,31 +15,26 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from helpers.parameters import SAMPLE, source_path, unknown
 
+from . import records
+
 KINDS = {"bool": bool, "int": int, "float": float, "str": str}
-FINITE = ConfigDict(allow_inf_nan=False)
 LONGEST_NAME = 120  # file systems allow 255 bytes a name
 
 
 @dataclass(frozen=True)
 class Run:
-    """One combination of values.
+    """One combination of values: what the notebook is given, what the run is made of, and the folder that records it."""
 
-    name: from the parameters that vary. parameters: what the notebook is given. defaults: of all its parameters.
-    batch: the folder that holds the folders of all runs.
-    """
-
-    name: str
-    parameters: dict[str, Any]
-    defaults: dict[str, Any]
     notebook: Path
-    batch: Path
+    parameters: dict[str, Any]
+    identity: dict[str, Any]
+    folder: Path
 
 
 def inspect(notebook: Path) -> dict[str, dict[str, str]]:
     """The notebook's parameters as papermill infers them: name -> {name, inferred_type_name, default, help}.
 
-    Raises FileNotFoundError for a notebook that does not exist, and ValueError if no cell with the tag `parameters`
-    assigns `output_dir`.
+    Raises FileNotFoundError for a notebook that does not exist, and ValueError if it has no parameter `output_dir`.
     """
     from papermill import inspect_notebook
 
@@ -63,19 +59,15 @@ def parse(assignments: Sequence[str]) -> dict[str, list[Any]]:
         name, equals, text = assignment.partition("=")
         if not equals or name in values:
             raise ValueError(f"{assignment!r}: write name=value or name=value1,value2, and each name once")
-        values[name] = _split(name, text)
+        values[name] = text.split(",")
+        if text.startswith(("[", '"')):
+            try:
+                value = json.loads(text)
+            except json.JSONDecodeError as error:
+                remedy = f"""write {name}='["a, b", "c"]' or {name}='"a, b"'"""
+                raise ValueError(f"{name}={text!r} is not JSON ({error}): {remedy}") from error
+            values[name] = value if isinstance(value, list) else [value]
     return values
-
-
-def _split(name: str, text: str) -> list[Any]:
-    if not text.startswith(("[", '"')):
-        return text.split(",")
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        remedy = f"""write several values as {name}='["a, b", "c"]' and one text as {name}='"a, b"'"""
-        raise ValueError(f"{name}={text!r} is not JSON ({error}): {remedy}") from error
-    return value if isinstance(value, list) else [value]
 
 
 def typed(declared: Mapping[str, Mapping[str, str]], name: str, value: Any) -> Any:
@@ -89,7 +81,7 @@ def typed(declared: Mapping[str, Mapping[str, str]], name: str, value: Any) -> A
     if kind not in KINDS:
         raise ValueError(f"{name} is annotated {kind} in the notebook: use one of {', '.join(KINDS)}")
     try:
-        return TypeAdapter(KINDS[kind], config=FINITE).validate_python(value)
+        return TypeAdapter(KINDS[kind], config=ConfigDict(allow_inf_nan=False)).validate_python(value)
     except ValidationError as error:
         message = error.errors()[0]["msg"]
         raise ValueError(f"{name}={value!r} is not of type {kind}, which the notebook declares: {message}") from None
@@ -98,24 +90,22 @@ def typed(declared: Mapping[str, Mapping[str, str]], name: str, value: Any) -> A
 def plan(notebook: Path, output_dir: Path, values: Mapping[str, Sequence]) -> list[Run]:
     """Every combination as a `Run`, in the order of itertools.product: the last name varies fastest.
 
-    Args:
-        notebook: an .ipynb with a cell tagged `parameters` that assigns annotated literals, `output_dir` among them.
-        output_dir: each run gets a folder in it.
-        values: of each parameter that does not keep its default; one with several values varies.
+    output_dir: the folder of all runs. values: of each parameter that does not keep its default.
 
     Raises ValueError for a mistake in names, types or values, and FileNotFoundError for a file that does not exist.
     """
     notebook, batch = Path(notebook).expanduser().resolve(), Path(output_dir).expanduser().resolve()
     declared = inspect(notebook)
+    if "output_dir" in values:
+        raise ValueError("output_dir: leave it out, each run gets a folder of its own in --output-dir")
     choices = {}
     for name, texts in values.items():
         choices[name] = [typed(declared, name, text) for text in texts]
         if not texts or len(set(choices[name])) < len(texts):
             raise ValueError(f"{name}={choices[name]!r}: give different values; each makes a run with its own folder")
     varied = [name for name in choices if len(choices[name]) > 1]
-    if varied and "output_dir" in choices:
-        raise ValueError("output_dir: runs cannot share or vary it; leave it out, each run gets a folder of its own")
     defaults = {name: _default(parameter["default"]) for name, parameter in declared.items()}
+    digest = functools.cache(records.content_digest)
     runs = []
     for combination in itertools.product(*choices.values()):
         parameters = dict(zip(choices, combination, strict=True))
@@ -123,9 +113,14 @@ def plan(notebook: Path, output_dir: Path, values: Mapping[str, Sequence]) -> li
         path = source_path("data_source", parameters.get("data_source", SAMPLE))
         if path:
             parameters["data_source"] = str(path.resolve())
-        if "output_dir" in parameters:
-            parameters["output_dir"] = str(Path(parameters["output_dir"]).expanduser().resolve())
-        runs.append(Run(name, parameters, defaults, notebook, batch))
+        values = defaults | parameters
+        counted = {name: value for name, value in values.items() if name in varied or name not in records.WATCHING}
+        identity = records.identify(notebook, counted, digest)
+        folder = records.choose_folder(batch / name, identity)
+        # In a second place all runs lie beside each other, under the names of these folders.
+        output = folder / (f"{batch.name},{folder.name}" if values.get("keep_in") else "output")
+        parameters["output_dir"] = records.read(folder).get("output_dir", str(output))
+        runs.append(Run(notebook, parameters, identity, folder))
     return runs
 
 

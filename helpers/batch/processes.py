@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import pkgutil
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from helpers.show import tracking
 GRACE = 60  # seconds that a process without its launcher has to write a checkpoint
 # Environment variables of the processes that `call` starts: its own process, and the methods that it uses, with their files.
 KERNEL, METHODS = "HELPERS_KERNEL", "HELPERS_METHODS"
+FAILED = re.compile(r"process \d+ failed: ")
 
 
 def call(function: str, parameters: Mapping[str, str], processes: int) -> None:
@@ -49,32 +51,34 @@ def call(function: str, parameters: Mapping[str, str], processes: int) -> None:
     from helpers.machine import runtime
 
     tracking.say(f"training in {processes} processes")
-    given = [text for name, value in parameters.items() for text in ("-p", name, value)]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     package = str(Path(__file__).resolve().parents[2])
     environment = {
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)),
+        "OMP_NUM_THREADS": str(max(1, os.cpu_count() // processes)),
         **os.environ,
         KERNEL: str(os.getpid()),
         METHODS: json.dumps(method.used()),
         "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH")))),
-        "PYTHONUNBUFFERED": "1",
     }
     environment.pop("CUDA_VISIBLE_DEVICES", None)
-    if (visible := runtime.gpus()[1]) is not None:
+    visible = runtime.gpus()[1]
+    if visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible
-    failures = []
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command += ["-m", __name__, function]
+    for name, value in parameters.items():
+        command += ["-p", name, value]
+    failure = "a process was killed; the lines above say which"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-    with subprocess.Popen([*torchrun, "-m", __name__, function, *given], env=environment, **pipes) as launcher:
+    with subprocess.Popen(command, env=environment, **pipes) as launcher:
         try:
             for line in launcher.stdout:
                 tracking.say(line.rstrip("\n"))
-                failures += [line.strip()] if line.startswith("process ") and " failed: " in line else []
+                if FAILED.match(line) and not FAILED.match(failure):
+                    failure = line.strip()
         except BaseException:  # no process outlives an interrupted cell
             launcher.terminate()  # which ends its workers too
             raise
     if launcher.returncode:
-        failure = failures[0] if failures else "a process was killed; the lines above say which"
         raise RuntimeError(f"training in {processes} processes failed: {failure}")
 
 
@@ -84,8 +88,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("target", metavar="NOTEBOOK", help="an .ipynb, or package.module:function")
     parser.add_argument("-p", dest="parameters", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
     options = parser.parse_args(arguments)
+    values = dict(options.parameters)
     try:
-        values = _values(options.target, options.parameters)
+        if options.target.endswith(".ipynb"):
+            from . import grid
+
+            declared = grid.inspect(Path(options.target).expanduser())
+            values = {name: grid.typed(declared, name, text) for name, text in values.items()}
         if os.environ.get("ACCELERATE_USE_FSDP") == "true":
             raise ValueError(
                 "accelerate's configuration asks for FSDP, but cells save whole models: set it to MULTI_GPU"
@@ -95,14 +104,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("MPLBACKEND", "Agg")
     for module, file in json.loads(os.environ.get(METHODS, "{}")).items():
         method.use(module, file)
-    if ranks.count() == 1:
-        _run(options.target, values)
-        return 0
-    # The parameters of the notebook decide, not accelerate's configuration file.
-    os.environ |= {"USE_TORCH_XLA": "0", "ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "no"}
-    threading.Thread(target=_end_with_the_launcher, daemon=True).start()
+    if ranks.count() > 1:
+        # The parameters of the notebook decide, not accelerate's configuration file.
+        os.environ |= {"USE_TORCH_XLA": "0", "ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "no"}
+        threading.Thread(target=_end_with_the_launcher, daemon=True).start()
     try:
-        _take_part(options.target, values)
+        _run(options.target, values)
     except Exception as error:
         traceback.print_exc()
         print(f"process {ranks.rank()} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -110,46 +117,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _values(target: str, parameters: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """The given parameters, each of the type that the notebook declares."""
-    if not target.endswith(".ipynb"):
-        return dict(parameters)
-    from . import grid
-
-    declared = grid.inspect(Path(target).expanduser())
-    return {name: grid.typed(declared, name, text) for name, text in parameters}
-
-
-def _take_part(target: str, values: dict[str, Any]) -> None:
-    import torch
-
+def _run(target: str, values: dict[str, Any]) -> None:
     with contextlib.ExitStack() as stack:
         if not ranks.is_main():
             os.environ["TQDM_DISABLE"] = "1"
-            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
-            if target.endswith(".ipynb"):
-                scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rank-"))
-                values = values | {"output_dir": str(Path(scratch) / "output")}
-                _let_models_save()
+            nowhere = stack.enter_context(Path(os.devnull).open("w"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
         ranks.gather(None)  # all are there
-        _run(target, values)
+        if target.endswith(".ipynb"):
+            if not ranks.is_main():
+                from transformers import PreTrainedModel
+
+                scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rank-"))
+                values["output_dir"] = str(Path(scratch) / "output")
+                # transformers saves a model only in the first process, but the cells of the others also read what they saved.
+                PreTrainedModel.should_save_on_this_rank = lambda model, is_main_process: is_main_process
+            list(run_cells(cells(Path(target).expanduser(), values)))
+        else:
+            pkgutil.resolve_name(target)(**values)
         ranks.gather(None)
-        torch.distributed.destroy_process_group()
+        if ranks.count() > 1:
+            import torch
 
-
-def _let_models_save() -> None:
-    """transformers saves a model only in the first process, but the cells of the others also read what they saved."""
-    from transformers import PreTrainedModel
-
-    PreTrainedModel.should_save_on_this_rank = lambda model, is_main_process: is_main_process
-
-
-def _run(target: str, values: Mapping[str, Any]) -> None:
-    if target.endswith(".ipynb"):
-        for _ in run_cells(cells(Path(target).expanduser(), values)):
-            pass
-    else:
-        pkgutil.resolve_name(target)(**values)
+            torch.distributed.destroy_process_group()
 
 
 def cells(notebook: Path, values: Mapping[str, Any]) -> list[str]:

@@ -1,10 +1,7 @@
 """Runs on the nodes of a Ray cluster: one task for each run, restarted in the same folder if its node dies.
 
-The only file that imports ray. The notebook, its data, the working directory and `--output-dir` must lie on a disk that
-all nodes share, under the same paths. Every node needs the libraries of the notebook; this package is sent along.
-
-A run is stopped by a file on that disk, which the process beside its kernel looks at: `ray.cancel` may put a
-TaskCancelledError in the place of the run's own answer.
+The notebook, its data, the working directory and `--output-dir` must lie on a disk that all nodes share, under the same
+paths. Every node needs the libraries of the notebook; this package is sent along.
 """
 
 import os
@@ -14,7 +11,7 @@ import uuid
 from concurrent.futures import Future
 from pathlib import Path
 
-from .execution import Outcome, execute, not_started, show_output
+from .execution import Outcome, execute, show_output
 from .grid import Run
 
 REQUIREMENT = "ray>=2.50,<3"
@@ -22,17 +19,14 @@ RETRIES = 10  # how often the node of a run may die
 
 
 class RayRuns:
-    """Runs that wait in Ray's queue for a node that has the CPUs and GPUs they need.
+    """Runs that wait in Ray's queue for a node with `cpus` CPUs, and with one GPU if the cluster has any.
 
-    Args:
-        address: of the cluster; `auto` is the one that this machine belongs to.
-        cpus, gpus: of each run; by default one GPU if the cluster has any.
+    address: of the cluster; `auto` is the one that this machine belongs to.
 
-    Raises:
-        ValueError: ray is not installed, or no cluster answers.
+    Raises ValueError if ray is not installed, or no cluster answers.
     """
 
-    def __init__(self, address: str = "auto", cpus: int = 1, gpus: int | None = None):
+    def __init__(self, address: str = "auto", cpus: int = 1):
         try:
             import ray
         except ModuleNotFoundError as error:
@@ -44,57 +38,34 @@ class RayRuns:
             package = str(Path(__file__).resolve().parents[1])
             ray.init(address, runtime_env={"py_modules": [package]}, logging_level="warning")
         except (OSError, ValueError) as error:
-            raise ValueError(
-                f"ray={address!r}: no Ray cluster answers ({error}): start one with `ray start --head`"
-            ) from error
-        has_gpus = ray.cluster_resources().get("GPU", 0) >= 1
-        needs = {"num_cpus": cpus, "num_gpus": int(has_gpus) if gpus is None else gpus}
-        self._task = ray.remote(max_retries=RETRIES, **needs)(_on_node)
-        self._tasks: list[ray.ObjectRef] = []
-        self._stop_file, self._killed = None, False
+            remedy = "start one with `ray start --head`"
+            raise ValueError(f"ray={address!r}: no Ray cluster answers ({error}): {remedy}") from error
+        self._ray = ray
+        gpus = min(1, int(ray.cluster_resources().get("GPU", 0)))
+        self._task = ray.remote(max_retries=RETRIES, num_cpus=cpus, num_gpus=gpus)(_on_node)
+        self._tasks = []
+        # ray.cancel may put a TaskCancelledError in the place of the outcome: a file stops the runs, on the shared disk.
+        self._stop_file = Path(f".stop-{uuid.uuid4().hex}")
 
     def submit(self, run: Run) -> Future:
-        """A future of the run's outcome; a run that lost too many nodes has failed."""
-        self._stop_file = self._stop_file or run.batch / f".stop-{uuid.uuid4().hex}"
-        task = self._task.options(name=run.name).remote(run, str(Path.cwd()), self._stop_file)
+        """A future of the run's outcome, or of Ray's exception if too many nodes were lost."""
+        self._stop_file = run.folder.parent / self._stop_file
+        task = self._task.options(name=run.folder.name).remote(run, str(Path.cwd()), self._stop_file)
         self._tasks.append(task)
-        answer: Future = Future()
-        task.future().add_done_callback(lambda ended: answer.set_result(self._answer(run, ended)))
-        return answer
+        return task.future()
 
-    def _answer(self, run: Run, ended: Future) -> Outcome:
-        import ray
-
-        try:
-            return ended.result()
-        except ray.exceptions.RayError as error:
-            if self._killed:
-                return not_started(run)
-            return {"run": run.name, "status": "failed", "error": f"{type(error).__name__}: {error}"}
-
-    def stop(self) -> None:
-        """Tells the runs to save a checkpoint, and starts no further run."""
-        if self._stop_file:
+    def send(self, number: int) -> None:
+        """SIGTERM tells the runs to save a checkpoint; SIGKILL ends their processes, and their kernels within seconds."""
+        if number == signal.SIGTERM:
             self._stop_file.parent.mkdir(parents=True, exist_ok=True)
             self._stop_file.touch()
-
-    def kill(self) -> None:
-        """Kills the processes that wait for the kernels; their kernels then end within seconds."""
-        import ray
-
-        self._killed = True
+            return
         for task in self._tasks:
-            ray.cancel(task, force=True, recursive=False)
-        if self._stop_file:
-            self._stop_file.unlink(missing_ok=True)
+            self._ray.cancel(task, force=True, recursive=False)
+        self._stop_file.unlink(missing_ok=True)
 
 
 def _on_node(run: Run, directory: str, stop_file: Path) -> Outcome:
     show_output()
-    try:
-        os.chdir(directory)
-    except OSError as error:
-        raise ValueError(
-            f"{directory} is not on this node ({error}): start the command in a folder on a disk that all nodes share"
-        ) from error
+    os.chdir(directory)
     return execute(run, lambda: signal.SIGTERM if stop_file.exists() else 0)

@@ -20,6 +20,7 @@ PARAMETERS = """data_source: str = "sample"
 output_dir: str = "out"
 learning_rate: float = 0.0
 seed: int = 0
+max_steps: int = 0
 resume: bool = True
 max_hours: float = 0.0
 keep_in: str = ""

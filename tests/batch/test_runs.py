@@ -59,10 +59,10 @@ def test_an_edited_notebook_or_other_data_is_another_run_in_a_folder_of_its_own(
 
     (data / "one.txt").write_text("twice")
     assert main(notebook, folder, "seed=0") == 0
-    assert "run: not the same data as before" in caplog.text
+    assert "run: not the same content of data_source as before" in caplog.text
     small.edit(notebook, "else 0.5", "else 0.1")
     assert main(notebook, folder, "seed=0") == 0
-    assert "run: not the same notebook and data as before" in caplog.text
+    assert "run: not the same notebook and content of data_source as before" in caplog.text
     rows = table(folder)
     assert [row["train.loss_last"] for row in rows] == ["0.1", "0.5", "0.5"]
     assert (folder / "run" / "output" / "results.json").read_bytes() == first
@@ -71,6 +71,18 @@ def test_an_edited_notebook_or_other_data_is_another_run_in_a_folder_of_its_own(
     small.edit(notebook, "else 0.1", "else 0.5")
     assert main(notebook, folder, "seed=0") == 0
     assert table(folder)[0]["run"] == "run" and table(folder)[0]["status"] == "done before"
+
+
+def test_a_run_goes_on_in_its_folder_with_more_steps_or_another_parameter_that_is_no_part_of_it(notebook, tmp_path):
+    folder = tmp_path / "grid"
+    assert main(notebook, folder, "seed=0,1", "max_steps=1") == 0
+    record = {"notebook": "tiny", "parameters": {"data_source": "sample", "seed": 0}}  # as RunFolder writes it
+    (folder / "seed=0" / "output" / "run.json").write_text(json.dumps(record))
+    assert main(notebook, folder, "seed=0,1", "max_steps=2") == 0
+    assert main(notebook, folder, "seed=0,1", "max_steps=2", "prompt=Twice") == 0
+    rows = [(row["run"][:6], row["max_steps"], row["passed.prompt"], row["status"]) for row in table(folder)]
+    assert rows[:2] == [("seed=0", "2", "Twice", "done"), ("seed=1", "2", "Twice", "done")]
+    assert rows[2:] == [("seed=1", "2", "Once", "done")], "of this one nothing says that the prompt is no part of it"
 
 
 def test_a_run_in_the_hands_of_another_command_is_left_alone(notebook, tmp_path):

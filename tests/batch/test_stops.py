@@ -62,3 +62,10 @@ def test_a_kernel_that_starts_after_the_others_were_stopped_is_stopped_too(noteb
     asked = iter([0])  # nothing when the run begins, and SIGTERM before its kernel is there
     outcome = execute(run, lambda: next(asked, signal.SIGTERM))
     assert outcome["status"] == "stopped"
+
+
+def test_a_notebook_that_was_edited_since_the_command_began_is_refused(notebook, tmp_path):
+    (run,) = plan(notebook, tmp_path / "grid", {})
+    small.edit(notebook, "what it prints", "what else it prints")
+    with pytest.raises(ValueError, match="was edited since this command began: give the command again"):
+        execute(run, lambda: 0)
