@@ -294,8 +294,8 @@ if params.compare_memories:
     models[other] = cpu_copy(rival, counts) if machine.kind == "xla" else rival
 
 scores = {"counting": score(new_model(params.memory), test)}
-for memory, one in models.items():
-    scores[NAMES[memory]] = score(one, test)
+for kind, one in models.items():
+    scores[NAMES[kind]] = score(one, test)
 tables.show([{"model": name, "bits per byte of test": f"{one.bits_per_byte:.3f}"} for name, one in scores.items()])
 verdict = evaluation.verdict(scores, NAMES[params.memory])
 if params.data_source == "sample":
