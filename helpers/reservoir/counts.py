@@ -11,7 +11,6 @@ often as they occur, and a shorter phrase once for each different token before i
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -123,18 +122,6 @@ class Counts:
         return cls(*tensors["about"].tolist(), tensors["codes"], tensors["counts"])
 
 
-class Level(NamedTuple):
-    """Of contexts of one length: the table's codes, its counts less the discounts; where each context is in it, and its sums."""
-
-    codes: np.ndarray
-    net: np.ndarray
-    code_P: np.ndarray
-    first_P: np.ndarray
-    size_P: np.ndarray
-    total_P: np.ndarray
-    share_P: np.ndarray  # of the probability that a count has
-
-
 class Smoothed:
     """Probabilities after contexts, by one of several `Counts`: those of all texts, or of all texts but a fold.
 
@@ -167,8 +154,12 @@ class Smoothed:
         folds = [Counts.fit(tokens[fold_P != fold], vocab_size, end) for fold in range(FOLDS)]
         return cls(folds), fold_P
 
-    def _levels(self, context_P: np.ndarray, fold_P: np.ndarray | int) -> tuple[list[Level], np.ndarray]:
-        """From the longest context to the shortest what was counted after it, and what is left for a single token [P]."""
+    def _levels(self, context_P: np.ndarray, fold_P: np.ndarray | int) -> tuple[list[tuple], np.ndarray]:
+        """From the longest context to the shortest what was counted after it, and what is left for a single token [P].
+
+        Of each: the codes of its table and the counts less the discounts; the codes of the contexts, where their phrases begin
+        in the table and how many they are, their sums, and the share of the probability that a count has [P].
+        """
         levels, left_P = [], np.ones(len(context_P))
         for length in range(len(self.tables) - 1, 0, -1):
             codes, net, count_sums, discount_sums = self.tables[length]
@@ -179,7 +170,7 @@ class Smoothed:
             freed_P = discount_sums[last_P] - discount_sums[first_P]
             # An unknown context leaves everything to the shorter one.
             left_P = np.where(total_P > 0, share_P * freed_P, left_P)
-            levels.append(Level(codes, net, code_P, first_P, last_P - first_P, total_P, share_P.astype(np.float32)))
+            levels.append((codes, net, code_P, first_P, last_P - first_P, total_P, share_P.astype(np.float32)))
         return levels, left_P.astype(np.float32)
 
     def distributions(self, context_P: np.ndarray, fold_P: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -187,25 +178,23 @@ class Smoothed:
         P, V = len(context_P), self.vocab_size
         levels, left_P = self._levels(context_P, fold_P)
         probability_PV = np.broadcast_to(self.base[fold_P], (P, V)) * left_P[:, None]
-        for level in levels:
-            row = np.repeat(np.arange(P), level.size_P)
-            before = np.cumsum(level.size_P) - level.size_P
-            place = np.arange(len(row)) + (level.first_P - before)[row]
-            index = row * V + level.codes[place] % V
-            probability_PV.reshape(-1)[index] += level.net[place] * level.share_P[row]  # no index comes twice
         totals_PF = np.zeros((P, LONGEST - 1), dtype=np.float32)
-        for length, level in enumerate(levels):
-            totals_PF[:, length] = np.log1p(level.total_P)
+        for length, (codes, net, _, first_P, size_P, total_P, share_P) in enumerate(levels):
+            row = np.repeat(np.arange(P), size_P)
+            before = np.cumsum(size_P) - size_P
+            place = np.arange(len(row)) + (first_P - before)[row]
+            index = row * V + codes[place] % V
+            probability_PV.reshape(-1)[index] += net[place] * share_P[row]  # no index comes twice
+            totals_PF[:, length] = np.log1p(total_P)
         return probability_PV, totals_PF
 
     def of(self, token_P: np.ndarray, context_P: np.ndarray, fold_P: np.ndarray | int = 0) -> np.ndarray:
         """P of one token after each context [P]."""
         levels, left_P = self._levels(context_P, fold_P)
         probability_P = left_P * self.base[fold_P, token_P]
-        for level in levels:
-            code_P = level.code_P + token_P
-            place_P = places_of(level.codes, code_P).clip(max=len(level.codes) - 1)
-            probability_P += level.share_P * level.net[place_P] * (level.codes[place_P] == code_P)
+        for codes, net, code_P, _, _, _, share_P in levels:
+            place_P = places_of(codes, code_P + token_P).clip(max=len(codes) - 1)
+            probability_P += share_P * net[place_P] * (codes[place_P] == code_P + token_P)
         return probability_P
 
 

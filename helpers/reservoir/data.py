@@ -18,7 +18,7 @@ import torch
 from helpers.data import hub, rows
 from helpers.data.data_source import DataSource, Place, locate, read_splits
 from helpers.data.listing import Listing, list_files
-from helpers.data.rows import Row, SetAside
+from helpers.data.rows import SetAside
 from helpers.data.text import read_text
 
 from .parameters import HUB_TEXTS, MIN_TEXTS
@@ -118,7 +118,8 @@ def _read_texts(place: Place, set_aside: SetAside, revision, num_texts: int, see
         hub_rows = hub.splits(place.value, revision=revision)["train"].shuffle(seed=seed)
         drawn = hub_rows.select(range(min(num_texts or HUB_TEXTS, len(hub_rows))))
         read = rows.number_rows(place.source, drawn, set_aside)
-    return list(set_aside.convert(read, _text_of)), "the rows of the data"
+    remedy = "name the column of the texts so"
+    return [*set_aside.convert(read, lambda row: row.text(row.column(COLUMNS, remedy)))], "the rows of the data"
 
 
 def _read_folder(listing: Listing) -> tuple[list[str], str]:
@@ -161,10 +162,6 @@ def separate(text: str) -> tuple[list[str], str]:
 
 def _split(text: str, pattern: str) -> list[str]:
     return [part for part in re.split(pattern, text) if part.strip()]
-
-
-def _text_of(row: Row) -> str:
-    return row.text(row.column(COLUMNS, "name the column of the texts so"))
 
 
 def _split_long(text: str) -> list[str]:

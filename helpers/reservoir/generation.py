@@ -57,10 +57,10 @@ class CountingLanguageModel(PreTrainedModel, GenerationMixin):
             rows = [row[seen != 0] for row, seen in zip(rows, _rows(mask), strict=True)]
         end, stream = self.counts.end, [np.zeros(0, dtype=np.int64)]
         for row in rows:
-            for text in np.split(row, np.flatnonzero((row == end) | (row == self.config.pad_token_id)) + 1):
-                text = text[(text != end) & (text != self.config.pad_token_id)]
-                if len(text):
-                    stream += [text, [end]]
+            row = np.where(row == self.config.pad_token_id, end, row)
+            for text in np.split(row, np.flatnonzero(row == end)):
+                if (text != end).any():
+                    stream += [text[text != end], [end]]
         self.counts.learn(np.concatenate(stream).astype(np.int64))
 
     def save_pretrained(self, save_directory, **kwargs):
