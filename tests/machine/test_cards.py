@@ -199,7 +199,7 @@ from helpers.batch.execution import shares
 shared = [share.get("CUDA_VISIBLE_DEVICES") for share in shares(count)]
 del os.environ["CUDA_VISIBLE_DEVICES"]
 from helpers.machine import runtime
-from helpers.tuning import ladder, training
+from helpers.tuning import ladder, training, windows
 from tests.tuning_run import task_of
 machine = runtime.detect(False, num_processes=1)
 task = task_of(machine)
@@ -207,7 +207,7 @@ plan = task.plan(task.start | ({machine.precision: True} if machine.precision !=
 arguments = training.arguments(task, task.start, "out", plan, seed=0)
 watch = training.Utilisation(machine)
 watch.on_log(None, type("State", (), {"global_step": 1}), None, logs={"loss": 1.0})
-ladder.window(task, task.start, 8)
+windows.measure_window(task, task.start, 8)
 print("RESULT " + json.dumps({
     "report": str(machine), "plan": plan.results(), "fused": arguments.optim.value, "fp16": arguments.fp16, "bf16": arguments.bf16,
     "rungs": {rung.name: rung.why_not for rung in ladder.rungs(task)}, "advice": watch.advice(), "shared": shared, "lines": sorted(lines),
