@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from torch.utils.data import SequentialSampler
+from torch.utils.data import Sampler, SequentialSampler
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -28,6 +28,7 @@ from transformers import (
     TrainerCallback,
     set_seed,
 )
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from helpers.data import hub
 from helpers.machine import ranks
@@ -189,6 +190,18 @@ class Task:
 # ---- a run
 
 
+class GroupedByLength(LengthGroupedSampler):
+    """transformers' sampler, which draws each epoch from the seed and the epoch's number, so that a resumed epoch has the same order."""
+
+    def __init__(self, batch: int, rows: list[dict], seed: int):
+        super().__init__(batch, lengths=[len(row["input_ids"]) for row in rows])
+        self.seed = seed
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.generator = torch.Generator().manual_seed(self.seed + epoch)
+
+
 class ClassifierTrainer(TrainerMixin, Trainer):
     """transformers' Trainer with this suite's reliability, on a task and with settings, from the first weights.
 
@@ -235,6 +248,12 @@ class ClassifierTrainer(TrainerMixin, Trainer):
     def train(self, *args, **kwargs):
         torch.compiler.reset()  # each trainer compiles its own copy, and after eight variants PyTorch would stop compiling
         return super().train(*args, **kwargs)
+
+    def _get_train_sampler(self, train_dataset=None) -> Sampler:
+        if self.args.train_sampling_strategy != GROUPED:
+            return super()._get_train_sampler(train_dataset)
+        batch = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return GroupedByLength(batch, train_dataset or self.train_dataset, self.args.seed)
 
     def _get_eval_sampler(self, eval_dataset) -> SequentialSampler:
         """Rows as they come: transformers would group them by length, too, and give predictions in that order."""
