@@ -25,7 +25,7 @@ CLEAN = ("PATH", "HOME", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
 
 def main() -> None:
-    parser = report.argument_parser(__doc__, repetitions=1)
+    parser = report.argument_parser(__doc__, repetitions=3, each="nothing (the script runs once)")
     parser.add_argument("folder", type=Path, help="what the notebook wrote: results.json, the model and stock/")
     arguments = report.parsed(parser, "tuned_script")
     results = json.loads((arguments.folder / "results.json").read_text(encoding="utf-8"))

@@ -357,7 +357,7 @@ def race(task: Task, tried: list[Tried], folder: Path, *, seconds: float) -> Rac
         stock.append(train(start, seed))
         tuned.append(train(settings, seed))
         quality = compare_quality(stock, tuned)
-        tracking.say(f"{len(tuned)} seeds: {quality}")
+        tracking.say(f"{quality}")
         outcome = judge(quality)
     if outcome is not Outcome.KEPT:
         settings = start
@@ -367,7 +367,7 @@ def race(task: Task, tried: list[Tried], folder: Path, *, seconds: float) -> Rac
 
 def judge(quality: Quality) -> Outcome:
     """Kept needs evidence: an interval that holds a loss beyond the margin decides nothing."""
-    if quality.high <= quality.margin:
+    if quality.high <= quality.margin and statistics.median(quality.by_seed) <= quality.margin:
         return Outcome.KEPT if quality.speed > 1 else Outcome.NOT_FASTER
     return Outcome.WORSE if quality.low > 0 else Outcome.NOT_DECIDED
 

@@ -125,4 +125,4 @@ def test_a_model_that_the_hub_refuses_says_what_to_do(status, code, error, messa
 def test_a_hub_that_cannot_be_reached_is_named_with_what_works_offline(tmp_path):
     said = load_from("http://127.0.0.1:9", tmp_path, offline=True)
     assert said.startswith("ConnectionError base_model='owner/model': the Hugging Face hub cannot be reached"), said
-    assert 'base_model="sample" or a local path' in said
+    assert 'base_model="sample", too; or give local paths' in said

@@ -228,8 +228,10 @@ WHERE_NEEDED = {  # what the setup cell leaves out: each is asked for by what ne
     "traitlets",
     "bitsandbytes",
     "google",  # Colab's
+    "jedi",  # where it is installed it is asked, too
     "kaggle_secrets",
     "libtpu",
+    "nbformat",  # with papermill
     "lm_eval",
     "papermill",  # for notebooks that a command line names
     "tomli",

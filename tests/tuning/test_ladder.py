@@ -403,7 +403,7 @@ def test_good_and_bad_settings_that_are_planted_are_decided(fast, monkeypatch, t
     raced = ladder.race(task, tried, tmp_path, seconds=1e6)
     assert (raced.settings[BATCH], raced.settings[RATE]) == pytest.approx(settings) and raced.outcome is outcome
     if outcome is Outcome.KEPT:
-        assert len(raced.pairs(task.start)) == raced.quality.seeds == task.params.paired_seeds == 3
+        assert len(raced.pairs(task.start)) == len(raced.quality.by_seed) == task.params.paired_seeds == 3
         assert raced.quality.speed == pytest.approx(100.0 / {16: 60.0, 32: 50.0}[settings[0]])
     else:
         assert raced.quality.low > 0 and {seed for _, _, seed in calls} == {0}
