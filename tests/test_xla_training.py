@@ -52,7 +52,7 @@ def test_nothing_compiles_after_warm_up(finished):
 
 
 def test_no_value_leaves_the_device_between_two_logging_steps(tmp_path):
-    outcome = result(run(tmp_path, kind="xla", steps=14, logging_steps=6, save_steps=14, blocks=160))
+    outcome = result(run(tmp_path, kind="xla", model="llama", steps=14, logging_steps=6, save_steps=14, blocks=160))
     transfers = outcome["item_calls"]  # transfers and .item() calls so far, at the end of each step
     between = {step: transfers[step - 1] - transfers[step - 2] for step in range(3, 14)}
     # What a log moves is seen at the end of the step after it.
