@@ -195,6 +195,7 @@ def _micro_batch(
         return memory_of(workload, runtime, examples, share, recompute, **options)
 
     divisors = [each for each in range(1, share + 1) if share % each == 0]
+    wanted = min(wanted, share)  # several devices share what one would take at once
     if wanted and wanted not in divisors:
         raise ValueError(
             f"micro_batch_size={wanted}: a device has {share} examples, which is no multiple of it; give one of {divisors}"

@@ -167,7 +167,7 @@ def test_an_edited_notebook_trains_in_two_processes(notebooks, alone):
     (cell,) = [cell for cell in notebook.cells if "method" in cell.metadata.get("tags", ())]
     cell.source = cell.source.replace(LINE, EDITED)
     nbformat.write(notebook, "edited.ipynb")
-    values = [word for name, value in {**TINY, "output_dir": "out"}.items() for word in ("-p", name, str(value))]
+    values = [word for name, value in SMALL.items() for word in ("-p", name, str(value))]
     shutil.copytree(ROOT / "helpers", alone / "helpers")
     (alone / SHOWN).unlink()  # as in a payload
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -25,7 +25,7 @@ def test_a_part_is_a_notebook_run_to_its_end_beside_its_forecast(tmp_path):
     done, found = measured(output, "--only", "tinystories_reservoir", "attention", "legal_cot_sft two cards")
     assert done.returncode == 0, done.stdout + done.stderr
     run, kernels, two = found["parts"].values()
-    assert run["status"] == "done" and run["steps"] == 4 and run["forecast_memory_bytes"]["high"] > 0
+    assert run["status"] == "done" and run["steps"] == 4 and run["forecast_memory_bytes"] is None  # of a CPU
     assert {name for name, side in kernels["sides"].items() if "milliseconds" in side} >= {
         "math, repeated",
         "math, grouped",
