@@ -75,7 +75,7 @@ class WindowTrainer(ClassifierTrainer):
     def get_train_dataloader(self):
         loader = super().get_train_dataloader()
         stock = getattr(loader, "base_dataloader", loader)
-        if stock.num_workers:
+        if getattr(stock, "num_workers", 0):  # on XLA there are none
             stock.timeout = WORKER_SECONDS
         return loader
 

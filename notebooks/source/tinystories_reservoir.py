@@ -285,8 +285,9 @@ print(f"(after {used:.0f} s of processor time since the start)")
 # %%
 NAMES = {"reservoir": "reservoir", "gru": "GRU"}
 models = {params.memory: trained}
-if params.compare_memories:
-    other = "gru" if params.memory == "reservoir" else "reservoir"
+other = "gru" if params.memory == "reservoir" else "reservoir"
+# A GRU goes on from batch to batch, row by row, which several devices do not share.
+if params.compare_memories and (other == "reservoir" or machine.device_count == 1):
     rival = new_model(other)
     rival_trainer = make_trainer(rival, make_plan(rival, max_steps=params.max_steps), run.path / other)
     print(f"the {NAMES[other]}:")
