@@ -377,8 +377,8 @@ def describe_runs(own: list[dict], seconds: int, model: str, counted: list[float
 def below(runs: list[dict], others: list[dict]) -> list[float]:
     """By what share the bits of the first are lower, mean over the seeds, and a 95 % interval: bootstrap over the test texts."""
     means = [np.mean([run["text_nats"] for run in side], axis=0) for side in (runs, others)]
-    shares = evaluation.compare(*(evaluation.Score(nats_S, np.ones(len(nats_S))) for nats_S in means))
-    return [round(share, 5) for share in shares]
+    share = evaluation.compare(*(evaluation.Score(nats_S, np.ones(len(nats_S))) for nats_S in means))
+    return [round(value, 5) for value in (share.value, share.low, share.high)]
 
 
 if __name__ == "__main__":

@@ -24,13 +24,13 @@ from torch.utils.data import SequentialSampler
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Plan, Recipe
 from helpers.plan.workloads import Workload
+from helpers.show.intervals import bootstrap
 from helpers.train.arguments import training_arguments
 from helpers.train.sentence_encoder import SentenceEncoderTrainer
 
 from .search import CODE_TOKENS, DENSE_WEIGHT, CodeSearch, embed, standardise
 
 BATCH, STEPS, LEARNING_RATE = 32, 120, 1e-4
-RESAMPLES, LEAST_GROUPS = 1000, 20  # of a bootstrap
 
 
 def freeze_lower_half(model: SentenceTransformer) -> int:
@@ -148,18 +148,9 @@ def choose_row(ranks: Mapping[str, Sequence[float]]) -> str:
 
 def verdict(rows: Mapping[str, Sequence[float]], groups: Sequence[str], best: str) -> list[dict]:
     """MRR of each row, and how far the row `best` is above it, with a 95 % interval: a bootstrap over groups of questions."""
-    group_Q = np.unique(groups, return_inverse=True)[1]
-    count_G = np.bincount(group_Q)
-    shares_G = np.full(len(count_G), 1 / len(count_G))
-    draws = np.random.default_rng(0).multinomial(len(count_G), shares_G, RESAMPLES)
     table = []
     for name, ranks_Q in rows.items():
         difference_Q = np.asarray(rows[best]) - np.asarray(ranks_Q)
-        means = (draws @ np.bincount(group_Q, difference_Q)) / (draws @ count_G)
-        low, high = np.percentile(means, (2.5, 97.5))
-        interval = f"{low:+.3f} to {high:+.3f}"
-        if len(count_G) < LEAST_GROUPS:
-            interval = f"too few for an interval: {len(count_G)}"
-        above = "" if name == best else f"{difference_Q.mean():+.3f} ({interval})"
+        above = "" if name == best else str(bootstrap(np.mean, difference_Q, groups=groups))
         table.append({"row": name, "MRR": round(float(np.mean(ranks_Q)), 3), f"{best} above it (95 %)": above})
     return table

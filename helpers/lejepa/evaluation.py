@@ -13,11 +13,10 @@ from helpers.lejepa.data import Collection, Question
 from helpers.lejepa.documents import Passage, Spans
 from helpers.lejepa.search import Mix, lexical_index, lexical_scores
 from helpers.lejepa.standalone import classify, combine, unit
+from helpers.show.intervals import FEWEST, Interval, bootstrap
 
 # Q questions · N passages · D documents · K dimensions
 
-RESAMPLES = 5_000
-LEAST_QUESTIONS = 20  # an interval over fewer is too narrow: their resamples hardly differ
 SEEN = 200  # texts whose script and language decide
 MANY_PIECES = 1.8  # tokens a word
 SHORT = 25  # words of a text
@@ -101,28 +100,28 @@ class Verdict:
     @property
     def outcome(self) -> str:
         """ "better" or "worse" where the interval has no 0 in it, else "not told apart"."""
-        if self.questions < LEAST_QUESTIONS or self.low <= 0 <= self.high:
-            return "not told apart"
-        return "better" if self.low > 0 else "worse"
+        return self.interval.outcome
+
+    @property
+    def interval(self) -> Interval:
+        return Interval(self.difference, self.low, self.high, self.questions)
 
     def row(self) -> dict[str, Any]:
         """A line of the verdict's table."""
         return {
             "what": self.says,
-            "nDCG@10": f"{self.difference:+.3f} ({self.low:+.3f} to {self.high:+.3f})",
+            "nDCG@10": str(self.interval),
             "questions won / lost": f"{self.won} / {self.lost} of {self.questions}",
             "verdict": self.outcome,
         }
 
 
 def compare(says: str, ours_Q: np.ndarray, theirs_Q: np.ndarray) -> Verdict:
-    """Percentile bootstrap of the mean difference over questions, drawn together for both."""
+    """The mean difference over questions, which are drawn together for both."""
     difference_Q = ours_Q - theirs_Q
-    Q = len(difference_Q)
-    drawn_RQ = np.random.default_rng(0).multinomial(Q, np.full(Q, 1 / Q), RESAMPLES)
-    low, high = np.quantile(drawn_RQ @ difference_Q / Q, (0.025, 0.975))
+    mean = bootstrap(np.mean, difference_Q)
     won, lost = int((difference_Q > 1e-9).sum()), int((difference_Q < -1e-9).sum())
-    return Verdict(says, float(difference_Q.mean()), float(low), float(high), Q, won, lost)
+    return Verdict(says, mean.value, mean.low, mean.high, mean.items, won, lost)
 
 
 # ---- choosing
@@ -151,8 +150,8 @@ def choose(dev: Mapping[str, Table], default: Mix, kind: str) -> Choice:
 
     dev: model -> `Judge.measure`; empty where no question can choose.
     """
-    if not dev or len(dev[STOCK][MEANING]) < LEAST_QUESTIONS:
-        return Choice(STOCK, f"fewer than {LEAST_QUESTIONS} questions to choose by, so the default", default, {})
+    if not dev or len(dev[STOCK][MEANING]) < FEWEST:
+        return Choice(STOCK, f"fewer than {FEWEST} questions to choose by, so the default", default, {})
     mixes = {name: _best(table, default) for name, table in dev.items()}
     values = {name: dev[name][mix] for name, mix in mixes.items()}
     order = sorted(mixes, key=lambda name: -values[name].mean())

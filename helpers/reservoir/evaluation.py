@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .training import STRETCH, begin_rows
+from helpers.show.intervals import FEWEST, Interval, bootstrap
 
-BOOTSTRAP = 2_000
+from .training import STRETCH, begin_rows
 
 
 @torch.no_grad()
@@ -57,34 +57,29 @@ class Score:
         return float(self.nats_S.sum() / np.log(2) / self.bytes_S.sum())
 
 
-def compare(score: Score, other: Score) -> tuple[float, float, float]:
-    """By what share the bits per byte of the first are lower, with a 95 % interval: a bootstrap over the texts, paired."""
-    texts = len(score.nats_S)
-    drawn = np.random.default_rng(0).integers(0, texts, size=(BOOTSTRAP, texts))
-    shares = 1 - score.nats_S[drawn].sum(1) / other.nats_S[drawn].sum(1)
-    low, high = np.percentile(shares, (2.5, 97.5))
-    return 1 - float(score.nats_S.sum() / other.nats_S.sum()), float(low), float(high)
+def compare(score: Score, other: Score) -> Interval:
+    """By what share the bits per byte of the first are lower, over the same texts."""
+    return bootstrap(lambda nats_S, others_S: 1 - nats_S.sum() / others_S.sum(), score.nats_S, other.nats_S)
 
 
 def describe(name: str, other_name: str, score: Score, other: Score) -> str:
     """One row of the verdict: better, worse or not told apart, by how much, and over how many texts."""
-    share, low, high = compare(score, other)
-    verdict = "is not told apart from"
-    if low > 0:
-        verdict = "is better than"
-    elif high < 0:
-        verdict = "is worse than"
-    amount, least, greatest = (f"{abs(value):.1%} {'fewer' if value >= 0 else 'more'}" for value in (share, low, high))
+    share = compare(score, other)
+    verdicts = {"better": "is better than", "worse": "is worse than", "not told apart": "is not told apart from"}
+    values = (share.value, share.low, share.high)
+    amount, least, greatest = (f"{abs(value):.1%} {'fewer' if value >= 0 else 'more'}" for value in values)
+    over = f"over {share.items} test texts"
+    over = f"95 %: {least} to {greatest}, {over}" if share.items >= FEWEST else f"{over}, too few for an interval"
     return (
-        f"{name} {verdict} {other_name}: {score.bits_per_byte:.3f} against {other.bits_per_byte:.3f} bits per byte, {amount} "
-        f"(95 %: {least} to {greatest}, over {len(score.nats_S)} test texts)."
+        f"{name} {verdicts[share.outcome]} {other_name}: {score.bits_per_byte:.3f} against {other.bits_per_byte:.3f} bits per byte, "
+        f"{amount} ({over})."
     )
 
 
 def verdict(scores: dict[str, Score], model: str) -> list[str]:
     """What training adds to counting, and how the model stands beside each rival; by the names of the scores."""
     rows = [describe(f"The {model}", f"the {name}", scores[model], scores[name]) for name in scores if name != model]
-    if compare(scores[model], scores["counting"])[1] <= 0:
+    if compare(scores[model], scores["counting"]).low <= 0:
         rows.append(
             "Counting alone is as good on this text: the test texts do not show that training adds anything. "
             "More text or more steps may help."
