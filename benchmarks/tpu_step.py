@@ -69,8 +69,8 @@ def begin() -> None:
     if problem := available():
         raise RuntimeError(problem)
     os.environ |= {"PJRT_DEVICE": xla.REHEARSAL, "CPU_NUM_DEVICES": "1"}
-    xla.tracing()
     import torch
+    import torch_xla  # noqa: F401
 
     torch.zeros(1, device="xla")
 
@@ -98,11 +98,12 @@ def trace(
     """
     import torch
     from torch.utils._pytree import tree_leaves, tree_map_only
+    from torch_xla import _XLAC as bindings
+    from torch_xla.core import xla_builder as builder
 
     from helpers.plan.counting import copy_with, transformer_of
 
     xla.seed(0)  # or dropout's random numbers go on from those of an earlier trace
-    bindings, builder = xla.tracing()
 
     def placeholder(tensor):  # without numbers: steps on it can be traced, and never be run
         return builder.create_placeholder_tensor(tensor.shape, tensor.dtype)

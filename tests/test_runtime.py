@@ -3,11 +3,13 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.machine import hardware, runtime
 
@@ -15,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 needs_torch_xla = pytest.mark.skipif(
     importlib.util.find_spec("torch_xla") is None, reason="torch_xla is not installed (requirements-tpu.txt)"
 )
+needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 CLEARED = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "USE_TORCH_XLA", "XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 
 DETECT = """
@@ -38,11 +41,40 @@ print("\\n" + json.dumps(dict(answers=answers, environment=environment, torch_lo
 """
 
 
-def detect(*calls: tuple, imported: tuple[str, ...] = (), **environment: str) -> dict:
-    """`runtime.detect(*call)` for each call, one after the other in one fresh process without a GPU."""
+# A /dev of this process alone, with further files. A process that runs meanwhile holds "$1": the lock of libtpu and the device.
+ATTACH = """
+mount -t tmpfs none "$0"
+for name in null zero random urandom full tty; do touch "$0/$name"; mount --bind "/dev/$name" "$0/$name"; done
+ln -s /proc/self/fd "$0/fd"; mkdir "$0/shm" "$0/vfio"
+for name in $2; do touch "$0/$name"; done
+mount --rbind "$0" /dev
+touch "$0/../lock" /tmp/libtpu_lockfile; mount --bind "$0/../lock" /tmp/libtpu_lockfile
+if [ -n "$1" ]; then "$3" -c "
+import fcntl, sys, time
+lock, device = open('/tmp/libtpu_lockfile', 'w'), open('$1')
+fcntl.lockf(lock, fcntl.LOCK_EX); print('holder', flush=True); time.sleep(600)" & read -t 1 nothing; fi
+"$3" -c "$4"; status=$?; kill %1 2>/dev/null; exit $status
+"""
+
+
+def attached(folder: Path, files: str, code: str, held: str = "") -> list[str]:
+    """The command that runs Python code where these device files exist, in a mount namespace."""
+    namespace = ["unshare", "--map-root-user", "--mount"]
+    if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespaces here")
+    (folder / "dev").mkdir()
+    return [*namespace, "bash", "-c", ATTACH, str(folder / "dev"), held, files, sys.executable, code]
+
+
+def detect(*calls: tuple, imported: tuple[str, ...] = (), folder=None, files="", held="", **environment: str) -> dict:
+    """`runtime.detect(*call)` for each call, one after the other in one fresh process without a GPU.
+
+    files: device files that this process sees, for which it needs a `folder`. held: the one that another process has open.
+    """
     clean = {name: value for name, value in os.environ.items() if name not in CLEARED}
+    code = DETECT.format(imported=imported, calls=calls)
     finished = subprocess.run(
-        [sys.executable, "-c", DETECT.format(imported=imported, calls=calls)],
+        attached(folder, files, code, held) if folder else [sys.executable, "-c", code],
         env=clean | {"CUDA_VISIBLE_DEVICES": "", "TPU_SKIP_MDS_QUERY": "1"} | environment,
         cwd=ROOT,
         capture_output=True,
@@ -113,6 +145,46 @@ def test_a_tpu_that_is_not_there_is_warned_of_once_and_the_run_goes_on(without_t
     assert first["kind"] == "cpu" and first["error"] is None
     (warning,) = first["warnings"]
     assert "going on without a TPU" in warning and "Change runtime type" in warning
+
+
+@needs_libtpu
+def test_a_tpu_that_another_process_holds_stops_the_run_and_names_that_process(tmp_path):
+    (seen,) = detect((True,), folder=tmp_path, files="accel0 vfio/0", held="/dev/accel0", PJRT_DEVICE="TPU")["answers"]
+    assert re.match(
+        r"RuntimeError: use_tpu=True, and this machine's TPU cannot be used: The TPU is already in use by process with pid (\d+)\."
+        r".*held by process \1 \(.*end that process.*use_tpu=False",
+        seen["error"],
+    ), seen
+
+
+@needs_libtpu
+@pytest.mark.parametrize("files", ["accel0", ""])
+def test_a_chip_that_does_not_start_stops_the_run_and_an_absent_one_does_not(files, tmp_path):
+    kaggle = {"PJRT_DEVICE": "TPU", "TPU_PROCESS_ADDRESSES": "local"}
+    (seen,) = detect((True,), folder=tmp_path, files=files, **kaggle)["answers"]
+    if files:
+        assert "No ba16c7433 device found" in seen["error"] and "there is /dev/accel0" in seen["error"], seen
+        assert "Restart the session" in seen["error"]
+    else:
+        assert seen["kind"] == "cpu" and "No ba16c7433 device found" in seen["warnings"][0]
+
+
+def test_a_chip_without_a_library_that_drives_it_stops_the_run(tmp_path):
+    if importlib.util.find_spec("torch_xla"):
+        pytest.skip("torch_xla is installed here")
+    (seen,) = detect((True,), folder=tmp_path, files="accel0")["answers"]
+    assert "torch_xla is not installed (but there is /dev/accel0)" in seen["error"], seen
+
+
+@pytest.mark.parametrize("visible", ["0", ""])
+def test_a_gpu_that_torch_cannot_use_stops_the_run_unless_it_is_hidden(visible, tmp_path):
+    (seen,) = detect((False,), folder=tmp_path, files="nvidia0", CUDA_VISIBLE_DEVICES=visible)["answers"]
+    if not visible:
+        assert seen["kind"] == "cpu"
+        return
+    why = "Torch not compiled with CUDA" if torch.version.cuda is None else "Found no NVIDIA driver"
+    assert f"NVIDIA GPU is attached (/dev/nvidia0) and torch {torch.__version__} cannot use it: {why}" in seen["error"]
+    assert "CUDA_VISIBLE_DEVICES" in seen["error"]
 
 
 @needs_torch_xla

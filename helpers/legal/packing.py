@@ -100,7 +100,7 @@ def choose_attention(model, runtime: Runtime, max_length: int) -> tuple[str, str
     elif slides:
         reason = "transformers' mask from the positions of packed examples"
     else:
-        _register(repeats=not runtime.abilities["grouped_heads"][0])
+        _register(repeats=runtime.is_before_ampere)
         name, reason = SEGMENTWISE, "one segment after the other: nothing is computed that a mask would hide"
     if name != model.config._attn_implementation:
         model.set_attn_implementation(name)

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from . import hardware, ranks, torch_tpu, xla
 
 ONE_HOST = "one process drives all chips of one host, and more are not supported; run one process on one host"
+WITHOUT_GPU = (
+    "See with nvidia-smi whether another process holds it, restart the session, or install a torch that fits the driver "
+    "(https://pytorch.org); to train on the CPU, restart with CUDA_VISIBLE_DEVICES set to nothing"
+)
 AMPERE = (8, 0)  # `torch.cuda.is_bf16_supported()` is also true where bf16 is emulated (T4)
-# huggingface/transformers#48633: below sm_80 SDPA takes its slow math kernel for fewer key than query heads.
-ABILITIES = {"bf16": "native bf16", "tf32": "TF32", "grouped_heads": "fused attention with grouped heads"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ class Runtime:
         if self.kind == "tpu":
             return engine.TorchTpuEngine()
         if self.kind == "cuda":
-            return engine.CudaEngine(repeats_heads=not self.abilities["grouped_heads"][0])
+            return engine.CudaEngine(repeats_heads=self.is_before_ampere)
         return engine.Engine()
 
     @property
@@ -63,9 +65,13 @@ class Runtime:
         return "xla" if self.kind == "tpu" else self.kind
 
     @property
-    def abilities(self) -> dict[str, tuple[bool, str]]:
-        """`abilities` of this device."""
-        return abilities(self.kind, self.device_name, self.compute_capability)
+    def is_before_ampere(self) -> bool:
+        """Whether this is a GPU without native bf16, TF32 and fused attention with grouped heads (huggingface/transformers#48633)."""
+        return self.kind == "cuda" and self.compute_capability < AMPERE
+
+    @property
+    def has_tf32(self) -> bool:
+        return self.kind == "cuda" and not self.is_before_ampere
 
     def wait(self) -> None:
         """Blocks until the device has finished its work."""
@@ -94,15 +100,6 @@ class Runtime:
         )
 
 
-def abilities(kind: str, name: str, compute_capability: tuple[int, int] | None) -> dict[str, tuple[bool, str]]:
-    """Whether a device can do each of `ABILITIES`, with the reason; decided by capability: a T4 and an H100 are both `cuda`."""
-    if kind != "cuda":
-        return {ability: (ability != "tf32", f"{name} is no CUDA GPU") for ability in ABILITIES}
-    able = compute_capability >= AMPERE
-    card = "{} (sm_{}{}) {}".format(name, *compute_capability, "has" if able else "has no")
-    return {ability: (able, f"{card} {what}") for ability, what in ABILITIES.items()}
-
-
 def refuse_without_kernels(name: str, compute_capability: tuple[int, int], built_for: Sequence[str]) -> None:
     """Raises RuntimeError if a torch that was built for the architectures `built_for` has no kernels for this GPU."""
     major, minor = compute_capability
@@ -125,7 +122,7 @@ def choose_precision(
 
     Raises ValueError: the device cannot train in the `wanted` precision.
     """
-    native, why = abilities(kind, name, compute_capability)["bf16"]
+    native = kind != "cuda" or compute_capability >= AMPERE
     if wanted == "fp16" and kind != "cuda":
         raise ValueError(
             f"precision='fp16' needs a CUDA GPU, and this is {name} ({kind}); use 'auto', 'fp32' or 'bf16'"
@@ -139,9 +136,9 @@ def choose_precision(
     elif kind == "cpu":
         chosen, why = "fp32", "exact; a CPU with AVX512-BF16 or AMX is faster with precision='bf16'"
     elif native:
-        chosen, why = "bf16", f"{why}; what stays fp32 uses TF32"
+        chosen, why = "bf16", f"{name} has native bf16; what stays fp32 uses TF32"
     else:
-        chosen, why = "fp16", f"{why}; fp16 with loss scaling over fp32 weights"
+        chosen, why = "fp16", f"{name} has no native bf16; fp16 with loss scaling over fp32 weights"
     if wanted == "auto":
         return chosen, why
     return wanted, f"asked for (precision={wanted!r}); auto would be {chosen}: {why}"
@@ -156,8 +153,8 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
         num_processes: processes that a notebook will train in, each with its own GPU; 0: one for each GPU. Ignored under a launcher.
 
     Raises:
-        RuntimeError: torch and torch_xla versions differ, XLA stores weights in bf16, or transformers was already
-            imported for the other kind of device in this kernel.
+        RuntimeError: a TPU or a GPU is attached but cannot be used; torch and torch_xla versions differ, XLA stores weights in
+            bf16, or transformers was already imported for the other kind of device in this kernel.
         ValueError: a precision that the device cannot train in, more processes than GPUs, or several processes on a TPU.
     """
     if precision not in ("auto", "fp32", "bf16", "fp16"):
@@ -208,13 +205,30 @@ def _gpu_or_cpu() -> tuple[str, str, int, tuple[int, int] | None, str]:
     import torch
 
     if not torch.cuda.is_available():
+        if card := hardware.attached_gpu():
+            _refuse_broken_gpu(torch, card)
         return "cpu", hardware.cpu_name(), psutil.virtual_memory().total, None, "torch sees no GPU"
     note = _pin_to_one_gpu(torch)
     name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
     refuse_without_kernels(name, capability, torch.cuda.get_arch_list())
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic products; read at the first one
-    memory = torch.cuda.get_device_properties(0).total_memory
+    try:
+        _, memory = torch.cuda.mem_get_info(0)  # takes the card, which fails if another process has it for itself
+    except RuntimeError as error:
+        raise RuntimeError(f"{name} cannot be used: {error}. {WITHOUT_GPU}") from error
     return "cuda", name, memory, capability, f"torch sees a GPU{note}"
+
+
+def _refuse_broken_gpu(torch, card: str) -> None:
+    """Raises RuntimeError for an NVIDIA GPU that the installed torch cannot use, with torch's own reason."""
+    reason = "torch finds no GPU"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        reason = error
+    raise RuntimeError(
+        f"an NVIDIA GPU is attached ({card}) and torch {torch.__version__} cannot use it: {reason}. {WITHOUT_GPU}"
+    )
 
 
 def _tpu() -> tuple[str, str]:
@@ -234,6 +248,8 @@ def _tpu() -> tuple[str, str]:
             if found:
                 return kind, reason
             reasons.append(reason)
+    if chip := hardware.attached_tpu():
+        hardware.refuse_broken_tpu(f"{'; '.join(reasons)} (but there is {chip})")
     return "", "; ".join(reasons)
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
+
+from . import hardware
 
 BATCH_AXIS = "data"
 _rehearsing = False  # whether the user, not an import, set PJRT_DEVICE=CPU
@@ -42,7 +45,8 @@ def check_versions() -> None:
 def available() -> tuple[bool, str]:
     """Whether there is an XLA device to use, and why: a TPU, or with `PJRT_DEVICE=CPU` a rehearsal on the CPU.
 
-    Raises RuntimeError as `check_versions` does, and if XLA_USE_BF16 or XLA_DOWNCAST_BF16 is set.
+    Raises RuntimeError as `check_versions` does, if XLA_USE_BF16 or XLA_DOWNCAST_BF16 is set, and for a TPU that is attached but
+    does not start.
     """
     if not installed():
         return False, "torch_xla is not installed"
@@ -59,13 +63,18 @@ def available() -> tuple[bool, str]:
     # Hides a C++ warning about GSPMD at each compilation.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     set_libtpu_arguments()
+    if "," not in os.environ.get("TPU_PROCESS_ADDRESSES", ","):
+        # Kaggle's images say "local", and libtpu then waits for further processes (huggingface/transformers#28204).
+        del os.environ["TPU_PROCESS_ADDRESSES"]
     import torch_xla  # noqa: F401  sets PJRT_DEVICE to TPU when it finds a chip, to CPU otherwise
 
     chosen = os.environ.get("PJRT_DEVICE", "")
     if chosen.startswith("TPU"):
         try:
             start()
-        except (OSError, RuntimeError) as error:  # set by hand or on a former machine: no libtpu, no chip
+        except (OSError, RuntimeError) as error:
+            if not re.search(r"No \w+ device found|libtpu not found", str(error)):
+                hardware.refuse_broken_tpu(error)
             return False, f"PJRT_DEVICE={chosen}, and no TPU could be started: {error}"
         return True, "torch_xla found a TPU"
     if asked is None:
@@ -302,11 +311,3 @@ def counters() -> dict[str, float]:
         "host_transfers": transfers[0] if transfers else 0,
         "item_calls": met.counter_value("aten::_local_scalar_dense") or 0,
     }
-
-
-def tracing():
-    """torch_xla's bindings and its builder, for steps that are only traced (benchmarks/tpu_step.py)."""
-    from torch_xla import _XLAC
-    from torch_xla.core import xla_builder
-
-    return _XLAC, xla_builder

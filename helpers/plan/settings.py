@@ -179,7 +179,7 @@ def memory_of(
     from .counting import count, evaluation_peak
 
     kind = runtime.family
-    how = {"kind": kind, "precision": runtime.precision, "shares_keys": runtime.abilities["grouped_heads"][0]}
+    how = {"kind": kind, "precision": runtime.precision, "shares_keys": not runtime.is_before_ampere}
     counted = count(workload, examples, checkpointing=checkpointing, accumulating=examples < share, **how)
     evaluation = evaluation_peak(workload, **how) if evaluated else 0
     return memory(counted, kind, runtime.memory, processes=runtime.device_count, evaluation=evaluation)

@@ -87,12 +87,10 @@ def rungs(task: Task) -> list[Rung]:
     """What is tried once the batch is found, in this order."""
     runtime, params = task.runtime, task.params
     on_cuda, on_xla = runtime.kind == "cuda", runtime.family == "xla"
-    can_bf16, _ = runtime.abilities["bf16"]
-    can_tf32, why_no_tf32 = runtime.abilities["tf32"]
     longest = task.lengths()["99 %"]
     pad_to = -(-longest // 8) * 8  # tensor cores and vector units like multiples of 8
     quarter = -(-longest // 32) * 8  # four lengths, each compiled once
-    half = "bf16" if can_bf16 else "fp16"
+    half = "fp16" if runtime.is_before_ampere else "bf16"
     workers = {"dataloader_num_workers": min(2, os.cpu_count() or 1), "dataloader_pin_memory": True}
     no_compile = "XLA compiles the whole step already" if on_xla else "" if params.try_compile else "try_compile=False"
     padding = Rung("length-grouped batches", {SAMPLING: GROUPED})
@@ -103,7 +101,7 @@ def rungs(task: Task) -> list[Rung]:
     return [
         padding,
         Rung("padding to multiples of 8", {"pad_to_multiple_of": 8}, "" if on_cuda else "it is for tensor cores"),
-        Rung("TF32", {"tf32": True}, "" if can_tf32 else why_no_tf32),
+        Rung("TF32", {"tf32": True}, "" if runtime.has_tf32 else f"{runtime.device_name} has no TF32"),
         Rung(half, {half: True}, "precision='fp32' rules it out" if params.precision == "fp32" else ""),
         Rung("fused AdamW", {"optim": "adamw_torch_fused"}, "the fused kernel crashes on XLA" if on_xla else ""),
         Rung("loader workers, pinned memory", workers, "" if on_cuda else "only a GPU waits for a loader"),

@@ -312,7 +312,7 @@ def arguments(task: Task, settings: Settings, output_dir: Path, plan: Plan, *, s
     every = max(1, plan.max_steps // 3)
     fields = {
         "per_device_eval_batch_size": 2 * plan.per_device_batch_size * task.runtime.engine.fed,
-        "tf32": settings.get("tf32", False) if task.runtime.abilities["tf32"][0] else None,
+        "tf32": settings.get("tf32", False) if task.runtime.has_tf32 else None,
         "lr_scheduler_type": "linear",
         "eval_steps": every,
         "save_steps": every,

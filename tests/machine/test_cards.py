@@ -43,16 +43,6 @@ def test_detection_refuses_a_p100_before_its_first_kernel():
     assert refused.returncode == 1 and "has no kernels for it" in refused.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("capability", "able"),
-    [((7, 0), set()), ((7, 5), set()), ((8, 0), {"bf16", "tf32", "grouped_heads"})],
-)
-def test_abilities_follow_the_capability_and_each_has_a_reason(capability, able):
-    found = runtime.abilities("cuda", "a card", capability)
-    assert {name for name, (can, _) in found.items() if can} == able
-    assert all(reason for _, reason in found.values())
-
-
 def test_tf32_holds_inside_the_block_alone_and_can_be_asked_for_as_torch_compile_does():
     engine, before = CudaEngine(), torch.backends.cuda.matmul.allow_tf32
     with engine.computing(True):
@@ -257,6 +247,7 @@ def test_of_two_cards_a_notebook_takes_one_and_two_runs_of_a_batch_have_one_each
 NOT_RUN = {  # text of a line: why the stand-in cannot run it
     "torch.cuda.empty_cache()": "before a notebook starts processes on several cards",
     "slices_MK = slices_MK.pin_memory().to(embeddings_VNK.device, non_blocking=True)": "a tensor in the memory of a card",
+    "torch.cuda.init()": "where a card is attached that torch cannot use (tests/test_runtime.py)",
     'backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"': "NCCL joins several cards",
 }
 
