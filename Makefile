@@ -19,7 +19,7 @@ CUDA := .venv-cuda
 DEMO := outputs/demo-$(notdir $(basename $(DATA)))-$(STEPS)
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test slow test-gpu test-tpu notebooks docs gallery lint versions faults tpu cuda clean
+.PHONY: help demo test slow test-gpu test-tpu notebooks docs gallery lint lock versions faults tpu cuda clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -66,8 +66,13 @@ lint: $(GPU)/.installed ## ruff; notebooks, docs and the gallery's code cells ar
 	$(GPU)/bin/python docs/build.py --check
 	$(GPU)/bin/python docs/gallery.py --check
 
+lock: $(GPU)/.installed ## requirements-gpu.lock and requirements-tpu.lock: every package with its version and hashes, by uv
+	$(GPU)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) uv
+	for set in gpu tpu; do $(GPU)/bin/uv pip compile --quiet --generate-hashes --python-version 3.12 \
+	    requirements-$$set.txt --output-file requirements-$$set.lock || exit 1; done
+
 versions: $(GPU)/.installed ## the core tests at the ends of our version ranges and at Colab's (SETS="floor colab"; slow)
-	$(GPU)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) uv
+	$(GPU)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) uv
 	PIP_ARGS='$(PIP_ARGS)' $(GPU)/bin/python tests/versions.py $(SETS)
 
 # Where the first call was cut off, the second goes on: each cell is written to docs/results/faults.json when it is known.
@@ -82,20 +87,21 @@ clean: ## remove all environments (outputs stay)
 	rm -rf $(GPU) $(TPU) $(TORCHTPU) $(CUDA) .versions
 
 # A stamp, so that the second call reuses the environment and a changed requirement renews it.
-.venv-%/.installed: requirements-%.txt tests/requirements.txt
+define environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python 3.11 or newer is needed, $(PYTHON) is {sys.version.split()[0]}: make PYTHON=python3.12 ...")'
-	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(addprefix -r ,$^)
+	@echo 'Building $(@D) once, which takes some minutes.'
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) $(addprefix -r ,$^)
 	@touch $@
+endef
+
+.venv-%/.installed: requirements-%.txt tests/requirements.txt
+	$(environment)
 
 $(TPU)/.installed: tests/requirements-tpu-compiler.txt
 
 $(TORCHTPU)/.installed: tests/requirements-torchtpu.txt requirements-gpu.txt tests/requirements.txt
-	test -x $(TORCHTPU)/bin/python || $(PYTHON) -m venv $(TORCHTPU)
-	$(TORCHTPU)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(addprefix -r ,$^)
-	@touch $@
+	$(environment)
 
 $(CUDA)/.installed: tests/requirements-cuda.txt requirements-gpu.txt tests/requirements.txt
-	test -x $(CUDA)/bin/python || $(PYTHON) -m venv $(CUDA)
-	$(CUDA)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(addprefix -r ,$^)
-	@touch $@
+	$(environment)

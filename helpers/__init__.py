@@ -6,7 +6,7 @@ A package of the same name on the Python package index is somebody else's: never
 
 import logging
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # On import it says that a package is missing for a faster CPU kernel, which nothing here needs.
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(lambda record: "pip install" not in record.getMessage())

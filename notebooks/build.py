@@ -38,6 +38,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+import badges  # noqa: E402
 import cell_order  # noqa: E402
 
 from helpers.notebook import method  # noqa: E402
@@ -59,6 +60,8 @@ WHERE_OWN_DATA_ARE = (
     '**Your own data**: `data_source="upload"` asks for a file in Colab; a mounted Drive is `/content/drive/MyDrive`, an input '
     "on Kaggle `/kaggle/input/...`."
 )
+# In Colab, in Jupyter and VS Code, on Kaggle.
+FOLDED = {"cellView": "form", "jupyter": {"source_hidden": True}, "_kg_hide-input": True}
 ONLY = re.compile(r"\s*# (gpu|tpu) only$")
 
 
@@ -141,8 +144,12 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
     room = next((file.rpartition("/")[0].replace("/", ".") for file in shown), "no method")
     table = cell_order.table(cells, room)
     setup.source = setup_cell(setup.source, twin, files, shown, table, where=f"{source}: setup cell")
-    # Folded: in Colab, in Jupyter and VS Code, on Kaggle.
-    setup.metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}, "_kg_hide-input": True}
+    for cell in cells:
+        if {"setup", "method"} & set(_tags(cell)):
+            cell.metadata |= FOLDED
+    name = f"{source.stem}{SUFFIX[twin]}"
+    title, _, rest = cells[0].source.partition("\n")
+    cells[0].source = "\n".join([title, *badges.of(name), rest]).rstrip()
     return cells
 
 

@@ -176,19 +176,12 @@ def test_the_index_leads_to_every_page():
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} <= targets
 
 
-def test_a_public_address_gives_each_notebook_a_button_for_colab_and_one_for_kaggle():
-    code = "import evidence.readme as page; page.ADDRESS = 'someone/notebooks'; print(page.blocks())"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'docs')!r}]; {code}"],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert not done.returncode, done.stderr
-    names = [path.name for path in (ROOT / "notebooks").glob("*.ipynb")]
-    assert len(names) == 10
-    for name in names:
-        at = f"github{{}}/someone/notebooks/blob/main/notebooks/{name})"
-        assert f"(https://colab.research.google.com/{at.format('')}" in done.stdout
-        assert f"(https://kaggle.com/kernels/welcome?src=https://{at.format('.com')}" in done.stdout
+def test_a_public_address_gives_each_notebook_a_button_for_colab_and_one_for_kaggle(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "notebooks")
+    import badges
+
+    colab, kaggle = badges.of("legal_cot_sft", "someone/notebooks")
+    path = "someone/notebooks/blob/main/notebooks/legal_cot_sft.ipynb)"
+    assert colab.endswith(f"(https://colab.research.google.com/github/{path}")
+    assert kaggle.endswith(f"(https://kaggle.com/kernels/welcome?src=https://github.com/{path}")
+    assert badges.of("legal_cot_sft", "") == []

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import helpers
+
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -14,16 +16,19 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 TROUBLESHOOTING = " ".join((ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8").split())
 
 
-def test_the_readme_has_a_block_a_notebook_and_says_at_once_where_they_have_not_run():
+def test_the_readme_begins_with_a_table_of_all_notebooks_and_says_where_they_have_not_run():
     named = re.findall(r"\(notebooks/(\w+)\.ipynb\)", README)
     assert sorted(named) == sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
     first, _, rest = README.partition("<!-- evidence: readme.blocks -->")
-    assert (
-        "TPU has run one" in first
-        and "All figures here were measured on a CPU" in first
-        and len(first.splitlines()) <= 16
-    )
+    assert first.index("| I have | I get |") < first.index("1. Download")
+    assert "No TPU has run one" in first and "All figures here were measured on a CPU" in first
+    assert "if its disk is still there" in first
     assert rest.count("\n### ") == 5
+
+
+def test_the_version_is_that_of_the_newest_entry_of_the_changelog():
+    newest = re.search(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest[1] == helpers.__version__
 
 
 def test_the_readme_is_short():

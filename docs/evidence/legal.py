@@ -56,6 +56,18 @@ def headline() -> str:
     )
 
 
+def beats() -> str:
+    """Whether fine-tuning is better than counting words, in a few words."""
+    differences = []
+    for task, measured in _tasks().items():
+        if measured["trained less"]:
+            words = _strongest_words(task, measured)
+            differences.append(measured["trained less"][words][MEASURES[task]])
+    if any(difference["low"] > 0 for difference in differences):
+        return "yes, where the answer needs reasoning; for plain labels counting words is as good or better"
+    return "no, for plain labels: counting words is as good or better"
+
+
 def _untrained() -> str:
     """What the frozen model's states tell a linear model, beside counting words, where that was measured."""
     found = _tasks().get("overruling", {"systems": {}})

@@ -120,6 +120,14 @@ def headline() -> str:
     )
 
 
+def beats() -> str:
+    """Whether the trained search is better than a linear classifier, in a few words."""
+    difference = _compared("banking77", LEJEPA, CLASSIFIER)
+    if difference["low"] > 0:
+        return f"yes: {difference['difference']:+.3f} nDCG@10 over a linear classifier of past questions"
+    return "no: a linear classifier of past questions is as good; the notebook takes it where it is better"
+
+
 def parameters() -> str:
     """Of the texts and the loss, from the declarations."""
     names = ("data_source", "num_samples", "output_dim", "train_length", "sigreg_weight", "contrastive_weight")

@@ -1,6 +1,7 @@
-"""The five blocks of README.md: what each notebook gives, the one number, and what a run takes."""
+"""README.md's table of the notebooks, and for each a picture with its numbers."""
 
 import json
+import sys
 from dataclasses import dataclass
 
 from build import RESULTS, result
@@ -8,17 +9,21 @@ from evidence import graphmer, legal, lejepa, reservoir, tuning
 
 from helpers.show import tables
 
-ADDRESS = ""  # owner/name on GitHub, once the repository is public: then each notebook has buttons that open it
+sys.path.append(str(RESULTS.parents[1] / "notebooks"))
+import badges
+
+GALLERY = RESULTS.parent / "gallery"
 
 
 @dataclass(frozen=True)
 class Notebook:
-    """A notebook, and the module here that knows what was measured of it."""
+    """A row of the table, and the module here that knows what was measured."""
 
     title: str
     file: str
     page: str
-    gives: str
+    has: str
+    gets: str
     evidence: object
 
 
@@ -27,99 +32,94 @@ NOTEBOOKS = (
         "A language model of your own text",
         "tinystories_reservoir",
         "reservoir",
-        "A small language model of your own text, from one processor core: it counts short phrases, and a small readout of a random network that "
-        "is never trained corrects the counts. It learns a new paragraph by counting it, in less than a second.",
+        "a text, or a folder of texts",
+        "a small language model of it, which learns a new paragraph in a second",
         reservoir,
     ),
     Notebook(
         "A search over your own folder",
         "lejepa_training",
         "lejepa",
-        "A folder that answers questions from your documents, or from past questions with their answers: an embedding model and BM25 side by "
-        "side, weighed by your own questions, an index, and a short script that searches without this project.",
+        "a folder of documents, or past questions with their answers",
+        "a search that answers from them, and an embedding model",
         lejepa,
     ),
     Notebook(
         "A chat model fine-tuned on your own records",
         "legal_cot_sft",
         "legal",
-        "A fine-tuned chat model (LoRA, QLoRA or all weights) that answers in transformers and llama.cpp (a Modelfile for Ollama is written; Ollama itself was not run), and an honest "
-        "score beside that of counting words. The example is legal reasoning; any file of questions and answers will do.",
+        "questions with answers, or conversations",
+        "a chat model that answers in your format with its reasons, on your own machine",
         legal,
     ),
     Notebook(
         "Answers about your own code",
         "graphmer_se",
         "graphmer",
-        "Who calls this function, and what does a change of it reach: proved from the sources in seconds, without a model. Then a code "
-        "search that is tuned on your docstrings, and an encoder over code and its graph.",
+        "a repository of Python or Java",
+        "who uses a function and what breaks if you change it, for you and for a coding agent; a code search",
         graphmer,
     ),
     Notebook(
         "The fastest settings of your own machine",
         "hardware_tuning",
         "tuning",
-        "Tries training settings one by one, keeps those that are measurably faster on your machine, and writes a script that uses them with plain "
-        "transformers.",
+        "a table of texts with labels",
+        "training settings that are measurably faster on your machine, and a script that uses them",
         tuning,
     ),
 )
 
 
+def table() -> str:
+    """A row for each notebook: what a person brings, what they get, how long it takes, and whether that beats the simple method."""
+    rows = []
+    for notebook in NOTEBOOKS:
+        twins = (_opened("GPU", notebook.file), _opened("TPU", f"{notebook.file}_tpu"))
+        rows.append(
+            {
+                "I have": notebook.has,
+                "I get": notebook.gets,
+                "Time": getattr(notebook.evidence, "TIME", "") or _time(notebook.file),
+                "Does it beat the simple method?": notebook.evidence.beats(),
+                "See it": _seen(notebook.file),
+                "Open it": " · ".join(twins),
+            }
+        )
+    return tables.markdown(rows)
+
+
 def blocks() -> str:
-    """A block a notebook: its picture, what a person gets, the one number, and minutes."""
+    """For each notebook its picture, and the sentence whose numbers the picture shows."""
     return "\n\n".join(map(_block, NOTEBOOKS))
 
 
 def _block(notebook: Notebook) -> str:
-    links = " · ".join((_opened("GPU", notebook.file), _opened("TPU", f"{notebook.file}_tpu")))
-    copy = f"docs/gallery/{notebook.file}"
-    picture = (
-        [f"[![{notebook.title}]({copy}.png)]({copy}.ipynb)\n"]
-        if (RESULTS.parent / f"gallery/{notebook.file}.png").is_file()
-        else []
-    )
     figure = getattr(notebook.evidence, "FIGURE", "")
-    lines = [
-        f"### {notebook.title}",
-        *picture,
-        f"{notebook.gives}\n",
-        f"{notebook.evidence.headline()} ([evidence](docs/{notebook.page}.md)).",
-        *([f"\n![Evidence: {notebook.title}]({figure})\n"] if figure else []),
-        f"{_minutes(notebook.file)} Notebook: {links}.",
-    ]
-    return "\n".join(line.strip(" ") for line in lines)
+    lines = [f"### {notebook.title}", f"{notebook.evidence.headline()} ([evidence](docs/{notebook.page}.md))."]
+    if figure:
+        lines.append(f"\n![Evidence: {notebook.title}]({figure})")
+    return "\n".join(lines)
 
 
-def _minutes(file: str) -> str:
+def _time(file: str) -> str:
     """What the executed copy took on a CPU, and what the planner expects of the default run on a T4."""
-    measured = RESULTS / "gallery.json"
-    known = json.loads(measured.read_text(encoding="utf-8")).get(file) if measured.is_file() else None
-    copy, took = f"docs/gallery/{file}.ipynb", ""
-    if known:
-        took = f", which took {known['processor_seconds'] / 60:.0f} processor minutes on a CPU"
-    said = [f"[Executed copy]({copy}){took}."] if (RESULTS.parents[1] / copy).is_file() else []
+    times = []
+    measured = json.loads((RESULTS / "gallery.json").read_text(encoding="utf-8"))
+    if file in measured:
+        times.append(f"{tables.seconds(measured[file]['processor_seconds'])} of a CPU core")
     runs = result("grid.json")["notebooks"].get(file, [])
-    ends = next((run["run_seconds"] for run in runs if run["hardware"] == "T4"), None)
-    if ends:
-        said.append(
-            f"Estimated for the default run on a free T4, not measured: {' to '.join(map(tables.seconds, ends))}."
-        )
-    return " ".join(said)
+    for run in runs:
+        if run["hardware"] == "T4" and run["run_seconds"]:
+            low, high = map(tables.seconds, run["run_seconds"])
+            times.append(f"{low} to {high} on a free T4 (estimated)")
+    return "; ".join(times)
+
+
+def _seen(file: str) -> str:
+    return f"[copy](docs/gallery/{file}.ipynb)" if (GALLERY / f"{file}.ipynb").is_file() else ""
 
 
 def _opened(twin: str, name: str) -> str:
     """The twin's file, and the buttons that open it in Colab and on Kaggle."""
-    path = f"notebooks/{name}.ipynb"
-    buttons = {
-        "Colab": (
-            "https://colab.research.google.com/assets/colab-badge.svg",
-            f"https://colab.research.google.com/github/{ADDRESS}/blob/main/{path}",
-        ),
-        "Kaggle": (
-            "https://kaggle.com/static/images/open-in-kaggle.svg",
-            f"https://kaggle.com/kernels/welcome?src=https://github.com/{ADDRESS}/blob/main/{path}",
-        ),
-    }
-    shown = [f"[![{where}]({image})]({target})" for where, (image, target) in buttons.items() if ADDRESS]
-    return " ".join([f"[{twin}]({path})", *shown])
+    return " ".join([f"[{twin}](notebooks/{name}.ipynb)", *badges.of(name)])
