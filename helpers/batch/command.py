@@ -6,14 +6,10 @@ docs/batch.md describes the folders of the runs, the table and the signals.
 """
 
 import argparse
-import math
 import signal
-import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
-
-from helpers.show import tables
 
 from . import records
 from .execution import POLL, LocalRuns, Outcome, show_output
@@ -21,33 +17,26 @@ from .grid import Run, parse, plan
 from .ray_runs import RayRuns
 from .records import logger
 
-PRINTED = ("run", "status", "seconds", "train.loss_last", "train.examples_per_second", "output_dir", "error", "caveats")
-GRACE = 60.0  # seconds between SIGTERM and SIGKILL: a long step and a checkpoint
 
-
-def run(runs: Sequence[Run], place: LocalRuns | RayRuns | None = None, grace: float = GRACE) -> tuple[list[dict], int]:
+def run(runs: Sequence[Run], place: LocalRuns | RayRuns | None = None) -> tuple[list[dict], int]:
     """Executes the runs of a grid (`grid.plan`) that are not done, and writes `results.csv` beside their folders.
 
-    Args:
-        place: where the runs are made; by default one after another on this machine.
-        grace: seconds between SIGTERM and SIGKILL.
+    place: where the runs are made; by default one after another on this machine.
 
-    Returns:
-        One flat dict for each run, as in the table: `run`, its parameters, `status`, `seconds`, `error`, `notebook`,
-        `output_dir`, and every scalar of results.json under its dotted name. Then the number of the signal that ended
-        them all, or 0.
+    Returns one flat dict for each run, as in the table: `run`, its parameters, `status`, `seconds`, `error`, `notebook`,
+    `output_dir`, and every scalar of results.json under its dotted name. Then the number of the signal that ended
+    them all, or 0. The first signal lets each run save its checkpoint, the second one kills it.
     """
     place = place or LocalRuns()
     batch = runs[0].folder.parent
     outcomes: dict[Path, Outcome] = {run.folder: {} for run in runs}
-    deadline = math.inf
     arrived: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     for number in handlers:
         signal.signal(number, lambda number, frame: arrived.append(number))
     try:
         futures = {place.submit(run): run.folder for run in runs}
-        waiting = set(futures)
+        waiting, seen = set(futures), 0
         while waiting:
             ended, waiting = wait(waiting, POLL, FIRST_COMPLETED)
             for future in ended:
@@ -56,12 +45,10 @@ def run(runs: Sequence[Run], place: LocalRuns | RayRuns | None = None, grace: fl
                 logger.info("%s: %s %s", folder.name, outcome.get("status", "not run"), outcome.get("error", ""))
             if ended:
                 rows, file = records.write_table(batch, outcomes)
-            if arrived and deadline == math.inf:
-                deadline = time.monotonic() + grace
-                place.send(signal.SIGTERM)
-                logger.info("waiting up to %g s for the checkpoints of the running notebooks", grace)
-            if time.monotonic() > deadline or arrived.count(signal.SIGINT) > 1:
-                place.send(signal.SIGKILL)
+            if len(arrived) > seen:
+                seen = len(arrived)
+                place.send(signal.SIGTERM if seen == 1 else signal.SIGKILL)
+                logger.info("waiting for the checkpoints of the running notebooks; a second signal kills them")
     finally:
         place.send(signal.SIGKILL)
         for number, handler in handlers.items():
@@ -90,7 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     where.add_argument("--jobs", type=int, default=1, help="runs at once on this machine, each on its own GPU")
     where.add_argument("--ray", metavar="ADDRESS", help="send the runs to this Ray cluster; auto: that of this machine")
     parser.add_argument("--cpus", type=int, default=1, help="CPUs of one run on Ray (1)")
-    parser.add_argument("--grace", type=float, default=GRACE, help=f"seconds between SIGTERM and SIGKILL ({GRACE:g})")
     options = parser.parse_intermixed_args(arguments)
     show_output(options.jobs)
     try:
@@ -98,9 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         place = RayRuns(options.ray, options.cpus) if options.ray else LocalRuns(options.jobs)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
-    rows, number = run(runs, place, options.grace)
-    columns = [name for name in PRINTED if any(row.get(name) for row in rows)]
-    print(tables.text([{name: row.get(name) for name in columns} for row in rows]))
+    rows, number = run(runs, place)
     if number:
         name = signal.Signals(number).name
         print(f"stopped by {name}: the same command again resumes what was stopped, and runs the rest")

@@ -44,13 +44,13 @@ def execute(run: Run, read_signal: Callable[[], int], environment: Mapping[str, 
     """
     if read_signal():
         return {}
-    if records.code_digest(run.notebook) != run.identity[records.NOTEBOOK]:
+    if records.code_digest(run.notebook) != run.identity["notebook"]:
         raise ValueError(f"{run.notebook} was edited since this command began: give the command again")
     try:
         with folder_lock.owned(run.folder):
-            if records.differences(run.folder, run.identity):  # another command has just taken the folder
-                raise folder_lock.FolderTaken
-            if records.is_done(run.folder, run.identity):
+            record = records.read(run.folder)
+            is_same = record.get("identity") == run.identity and record["status"] == "done"
+            if is_same and not records.read_results(run.folder)[1]:
                 return {"status": "done before"}
             return _execute(run, read_signal, environment or {})
     except folder_lock.FolderTaken:
@@ -65,13 +65,7 @@ def _execute(run: Run, read_signal: Callable[[], int], environment: Mapping[str,
     while executed.exists():  # earlier attempts are kept, with their errors
         attempt += 1
         executed = run.folder / f"{run.notebook.stem}.{attempt}.ipynb"
-    record = {
-        "identity": run.identity,
-        "parameters": run.parameters,
-        "output_dir": run.parameters["output_dir"],
-        "notebook": str(executed),
-        "status": "unfinished",
-    }
+    record = {"identity": run.identity, "parameters": run.parameters, "notebook": str(executed), "status": "unfinished"}
     disk.write_json(run.folder / RUN_FILE, record)
     paths = literal_path(run.notebook), literal_path(executed)
     began = time.monotonic()
@@ -87,6 +81,7 @@ def _execute(run: Run, read_signal: Callable[[], int], environment: Mapping[str,
     if error:
         status = "stopped" if read_signal() else "failed"
     outcome = {"status": status, "seconds": round(time.monotonic() - began, 1), "error": error}
+    record["output_dir"] = str(records.output_of(run.folder))
     disk.write_json(run.folder / RUN_FILE, record | outcome)
     return outcome
 
@@ -166,20 +161,17 @@ class LocalRuns:
 
 
 def shares(jobs: int) -> list[dict[str, str]]:
-    """Environment variables of several kernels that share this machine: a GPU for each, if there are any, and the cores."""
-    if jobs == 1:
-        return [{}]
+    """Environment variables of several kernels that share this machine: a GPU for each, if there are any."""
     import torch
 
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, os.cpu_count() // jobs))
-    count = torch.cuda.device_count()
+    count = torch.cuda.device_count() if jobs > 1 else 0
     if not count:
-        return [{"OMP_NUM_THREADS": threads}] * jobs
+        return [{}] * jobs
     if jobs > count:
         raise ValueError(
             f"jobs={jobs}, but there are {count} GPU(s), and runs on one GPU would share its memory: give at most {count}, "
             "or set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU"
         )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if visible else [str(number) for number in range(count)]
-    return [{"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:jobs]]
+    gpus = visible.split(",") if visible else map(str, range(count))
+    return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in list(gpus)[:jobs]]

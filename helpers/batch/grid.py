@@ -1,6 +1,7 @@
 """A notebook's parameters, their values on a command line, and the grid of runs that these make."""
 
 import ast
+import contextlib
 import functools
 import itertools
 import json
@@ -67,6 +68,8 @@ def parse(assignments: Sequence[str]) -> dict[str, list[Any]]:
                 remedy = f"""write {name}='["a, b", "c"]' or {name}='"a, b"'"""
                 raise ValueError(f"{name}={text!r} is not JSON ({error}): {remedy}") from error
             values[name] = value if isinstance(value, list) else [value]
+        if not values[name]:
+            raise ValueError(f"{name}={text}: give a value")
     return values
 
 
@@ -98,13 +101,14 @@ def plan(notebook: Path, output_dir: Path, values: Mapping[str, Sequence]) -> li
     declared = inspect(notebook)
     if "output_dir" in values:
         raise ValueError("output_dir: leave it out, each run gets a folder of its own in --output-dir")
-    choices = {}
+    choices, defaults = {}, {}
     for name, texts in values.items():
-        choices[name] = [typed(declared, name, text) for text in texts]
-        if not texts or len(set(choices[name])) < len(texts):
-            raise ValueError(f"{name}={choices[name]!r}: give different values; each makes a run with its own folder")
+        choices[name] = dict.fromkeys(typed(declared, name, text) for text in texts)
+    for name, parameter in declared.items():
+        defaults[name] = parameter["default"]
+        with contextlib.suppress(ValueError, SyntaxError):
+            defaults[name] = ast.literal_eval(parameter["default"])
     varied = [name for name in choices if len(choices[name]) > 1]
-    defaults = {name: _default(parameter["default"]) for name, parameter in declared.items()}
     digest = functools.cache(records.content_digest)
     runs = []
     for combination in itertools.product(*choices.values()):
@@ -113,22 +117,15 @@ def plan(notebook: Path, output_dir: Path, values: Mapping[str, Sequence]) -> li
         path = source_path("data_source", parameters.get("data_source", SAMPLE))
         if path:
             parameters["data_source"] = str(path.resolve())
-        values = defaults | parameters
-        counted = {name: value for name, value in values.items() if name in varied or name not in records.WATCHING}
-        identity = records.identify(notebook, counted, digest)
+        settings = defaults | parameters
+        identity = records.identify(notebook, settings, varied, digest)
         folder = records.choose_folder(batch / name, identity)
         # In a second place all runs lie beside each other, under the names of these folders.
-        output = folder / (f"{batch.name},{folder.name}" if values.get("keep_in") else "output")
-        parameters["output_dir"] = records.read(folder).get("output_dir", str(output))
+        output = folder / (f"{batch.name},{folder.name}" if settings.get("keep_in") else "output")
+        before = records.read(folder).get("parameters", {})
+        parameters["output_dir"] = before.get("output_dir", str(output))
         runs.append(Run(notebook, parameters, identity, folder))
     return runs
-
-
-def _default(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def run_name(varied: Mapping[str, Any]) -> str:

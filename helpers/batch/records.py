@@ -1,12 +1,13 @@
 """The record in the folder of each run: the notebook, parameters and data that it is a run of, and how it ended."""
 
 import contextlib
+import glob
 import hashlib
 import json
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,23 @@ from helpers.run.run_folder import RESULTS_FILE
 
 # Parameters for which a run that is done is not made again.
 WATCHING = {name for name, field in Parameters.model_fields.items() if not extra(field)["identity"]}
-NOTEBOOK, CONTENT = "notebook", "content of "
 FORMULA = "=+-@\t\r\n＝＋－＠"  # a spreadsheet takes a text that begins so for a formula
 NOT_RUN = {"status": "not run", "seconds": "", "error": "", "notebook": "", "output_dir": ""}
 logger = logging.getLogger("helpers.batch")
 
 
-def identify(notebook: Path, parameters: Mapping[str, Any], digest: Callable[[Path], str]) -> dict[str, Any]:
+def identify(
+    notebook: Path, parameters: Mapping[str, Any], varied: Collection[str], digest: Callable[[Path], str]
+) -> dict[str, Any]:
     """What a run is made of: digest of the code, parameters, and digests of the files and folders that they name."""
-    identity = {NOTEBOOK: code_digest(notebook), **parameters}
+    identity: dict[str, Any] = {"notebook": code_digest(notebook)}
     for name, value in parameters.items():
-        # Unlike those of Path, these functions take any text.
-        path = os.path.expanduser(value) if isinstance(value, str) else ""  # noqa: PTH111
-        if value != SAMPLE and os.path.exists(path):  # noqa: PTH110
-            identity[CONTENT + name] = digest(Path(path))
+        if name in varied or name not in WATCHING:
+            identity[name] = value
+            # Unlike those of Path, these functions take any text.
+            path = os.path.expanduser(value) if isinstance(value, str) else ""  # noqa: PTH111
+            if value != SAMPLE and os.path.exists(path):  # noqa: PTH110
+                identity[f"content of {name}"] = digest(Path(path))
     return identity
 
 
@@ -57,31 +61,20 @@ def _digest(value: Any) -> str:
 
 
 def choose_folder(folder: Path, identity: Mapping) -> Path:
-    """The folder in which a run is, goes on or begins: `folder`, unless that holds another run."""
+    """The folder in which a run is, goes on or begins: `folder`, unless that holds another run. Only its length may differ."""
     for other in run_folders(folder.parent):
         if read(other)["identity"] == identity:
             return other
-    changed = differences(folder, identity)
+    if not (folder / RUN_FILE).exists():
+        return folder
+    before = read(folder).get("identity", {})
+    changed = [name for name in before | identity if before.get(name) != identity.get(name) and name not in LENGTH]
     if not changed:
         return folder
-    values = [(name, identity.get(name)) for name in changed]
-    beside = folder.with_name(f"{folder.name}-{_digest(values)[:8]}")
+    beside = folder.with_name(f"{folder.name}-{_digest([identity.get(name) for name in changed])[:8]}")
     names = " and ".join(changed)
     logger.info("%s: not the same %s as before, so it is made again in %s", folder.name, names, beside.name)
     return beside
-
-
-def differences(folder: Path, identity: Mapping) -> list[str]:
-    """What a folder records otherwise, but for the parameters that may change when a run goes on."""
-    if not (folder / RUN_FILE).exists():
-        return []
-    record = read(folder)
-    before = record.get("identity", {})
-    # The notebook itself records which of its parameters define a run.
-    own = _read_object(Path(record.get("output_dir", folder)) / RUN_FILE).get("parameters")
-    fixed = {NOTEBOOK, *own} if own else {*before, *identity} - {*LENGTH}
-    changed = [name for name in before | identity if before.get(name) != identity.get(name)]
-    return [name for name in changed if name.removeprefix(CONTENT) in fixed]
 
 
 def run_folders(batch: Path) -> list[Path]:
@@ -90,34 +83,31 @@ def run_folders(batch: Path) -> list[Path]:
     return [folder for folder in folders if "identity" in read(folder)]
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """The record of a run; empty if there is none, or none that can be read."""
-    return _read_object(folder / RUN_FILE)
-
-
-def _read_object(file: Path) -> dict[str, Any]:
+def read(folder: Path, name: str = RUN_FILE) -> dict[str, Any]:
+    """The record of a run, or another file of its folder; empty if there is none, or none that can be read."""
     with contextlib.suppress(OSError):
-        value = disk.read_json(file)
+        value = disk.read_json(folder / name)
         if isinstance(value, dict):
             return value
     return {}
 
 
-def is_done(folder: Path, identity: Mapping) -> bool:
-    """Whether a run of exactly this identity is done, and its results are there."""
-    record = read(folder)
-    return record.get("identity") == identity and record["status"] == "done" and not read_results(folder)[1]
+def output_of(folder: Path) -> Path:
+    """Where the notebook of a run wrote: beside its `output_dir` if a person had edited the method's cell."""
+    output = Path(read(folder)["parameters"]["output_dir"])
+    edited = [*output.parent.glob(f"{glob.escape(output.name)}-edited-*")]
+    return edited[0] if edited else output
 
 
 def read_results(folder: Path) -> tuple[dict[str, Any], str]:
     """What the notebook of a run measured, and what is wrong with it, or ""."""
-    file = Path(read(folder).get("output_dir", folder)) / RESULTS_FILE
-    results = _read_object(file)
+    output = output_of(folder)
+    results = read(output, RESULTS_FILE)
     if not results:
-        return {}, f"papermill reports success, but {file} cannot be read"
+        return {}, f"papermill reports success, but {output / RESULTS_FILE} cannot be read"
     loss = (results.get("train") or {}).get("loss_last")
     if not isinstance(loss, (int, float)) or not math.isfinite(loss):
-        return results, f"train.loss_last in {file} is {loss!r}, not a finite number"
+        return results, f"train.loss_last in {output / RESULTS_FILE} is {loss!r}, not a finite number"
     return results, ""
 
 
@@ -131,15 +121,13 @@ def write_table(batch: Path, outcomes: Mapping[Path, Mapping]) -> tuple[list[dic
     others = [folder for folder in run_folders(batch) if folder not in outcomes]
     rows = [_row(folder, outcomes.get(folder, {})) for folder in [*outcomes, *others]]
     table = pandas.DataFrame(rows, dtype=object).rename(columns=_as_text).map(_as_text)
-    temporary = batch / f".results.{os.getpid()}"
     for file in (batch / "results.csv", batch / f"results-{os.getpid()}.csv"):
         try:
-            table.to_csv(temporary, index=False)
-            temporary.replace(file)
+            with disk.replacing(file) as temporary:
+                table.to_csv(temporary, index=False)
             return rows, file
         except OSError as error:
             logger.warning("the table cannot be written to %s (%s)", file, error)
-            temporary.unlink(missing_ok=True)
     return rows, None
 
 

@@ -1,4 +1,4 @@
-"""Files on disks that fill up, drop or lose power: written whole or not at all, copied, removed; room and mounts are checked."""
+"""Files on disks that fill up, drop or lose power: written whole or not at all, removed; room and mounts are checked."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,15 +25,25 @@ REMOVED = ".removed-"
 _mounts = {COLAB_DRIVE}  # where a disk is to be expected
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Writes JSON that is there whole or not at all, whatever ends the process or the machine.
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a temporary file, which then takes the place of `path`: whole or not at all, whatever ends the process or the machine."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
-    Arrays and tensors become lists or numbers; NaN and infinities become null.
-    """
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes JSON. Arrays and tensors become lists or numbers; NaN and infinities become null."""
     text = pydantic_core.to_json(value, indent=2, inf_nan_mode="null", fallback=lambda array: array.tolist())
-    temporary = _temporary(path)
-    temporary.write_bytes(text + b"\n")
-    _publish(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_bytes(text + b"\n")
 
 
 def read_json(path: Path) -> Any:
@@ -44,21 +55,9 @@ def read_json(path: Path) -> Any:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copies a file, which is there whole or not at all."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(target)
-    shutil.copyfile(source, temporary)
-    _publish(temporary, target)
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")
-
-
-def _publish(temporary: Path, path: Path) -> None:
-    sync(temporary)
-    temporary.replace(path)
-    sync(path.parent)
+    """Copies a file."""
+    with replacing(target) as temporary:
+        shutil.copyfile(source, temporary)
 
 
 def sync(path: Path) -> None:

@@ -19,7 +19,7 @@ def test_sigterm_saves_every_live_run_and_the_same_command_ends_as_if_nothing_ha
     assert ended(small.command(notebook, whole, "ending=train", "seed=0,1", "--jobs", "2"), whole) == 0
 
     small.hold(notebook, True)
-    stopped = small.command(notebook, cut, "ending=train", "seed=0,1", "--jobs", "2", "--grace", "600")
+    stopped = small.command(notebook, cut, "ending=train", "seed=0,1", "--jobs", "2")
     for run in ("seed=0", "seed=1"):
         held(cut, run, stopped)
     stopped.send_signal(signal.SIGTERM)
@@ -35,26 +35,18 @@ def test_sigterm_saves_every_live_run_and_the_same_command_ends_as_if_nothing_ha
     assert losses(cut) == losses(whole)
 
 
-def test_kernels_that_do_not_train_or_do_not_listen_are_stopped_with_what_they_started(notebook, tmp_path):
+def test_kernels_that_do_not_train_or_ignore_the_first_signal_are_stopped_with_what_they_started(notebook, tmp_path):
     folder = tmp_path / "grid"
-    process = small.command(notebook, folder, "ending=sleep,deaf,good", "--jobs", "2", "--grace", "1")
+    process = small.command(notebook, folder, "ending=sleep,deaf,good", "--jobs", "2")
     for run in ("ending=sleep", "ending=deaf"):
         held(folder, run, process)
+    process.send_signal(signal.SIGTERM)
+    wait_for(lambda: "ending=sleep: stopped" in said(folder), process, folder)
     process.send_signal(signal.SIGTERM)
     assert ended(process, folder) == 128 + signal.SIGTERM
     assert [row["status"] for row in table(folder)] == ["stopped", "stopped", "not run"]
     for run in ("ending=sleep", "ending=deaf"):
         assert is_gone(process_of(folder, run)) and is_gone(int((folder / run / "output" / "held").read_text()))
-
-
-def test_a_second_interrupt_does_not_wait_for_the_grace(notebook, tmp_path):
-    folder = tmp_path / "grid"
-    process = small.command(notebook, folder, "ending=deaf", "--grace", "5000")
-    held(folder, "run", process)
-    process.send_signal(signal.SIGINT)
-    wait_for(lambda: "waiting up to 5000 s" in said(folder), process, folder)
-    process.send_signal(signal.SIGINT)
-    assert ended(process, folder) == 128 + signal.SIGINT
 
 
 def test_a_kernel_that_starts_after_the_others_were_stopped_is_stopped_too(notebook, tmp_path):
