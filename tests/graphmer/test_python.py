@@ -354,13 +354,6 @@ def test_the_sample_fits_the_ontology(sample):
     assert len(violations(sample)) < 0.005 * len(sample.triples)
 
 
-def test_what_a_module_has_from_the_interpreter_is_known_by_the_modules_own_name(sample):
-    assert "os.scandir" in tails(sample, "shutil.copytree", "calls")  # `from posix import *` in os.py
-
-
-# ---- the same again, elsewhere, and what cannot be read
-
-
 def test_another_process_in_another_folder_reads_the_same_graph(tmp_path):
     code = (
         "import sys; from helpers.graphmer.graph.extraction import load_graph; print(load_graph(sys.argv[1]).digest())"

@@ -162,7 +162,6 @@ def _method(node, outer):
         outer.names[f"{name}({signature})"] = [meaning]
     if result := _chain_of_type(node.child_by_field_name("type")):
         outer.module.results[entity] = [Expression(f"{result}()", scope)]
-        outer.module.annotated.add(entity)
     return scope
 
 

@@ -6,7 +6,6 @@ beside it. Annotations are believed.
 """
 
 import builtins
-import importlib
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -15,19 +14,8 @@ from typing import NamedTuple
 
 from .imports import Imports
 from .knowledge_graph import EXTERNAL, UNKNOWN, Entity
-from .python import THIS_MODULE
-from .scopes import (
-    NOTHING,
-    OPAQUE,
-    Expression,
-    ImportedModule,
-    ImportedName,
-    Known,
-    Meaning,
-    Module,
-    Scope,
-    Value,
-)
+from .python import ANYTHING, THIS_MODULE
+from .scopes import NOTHING, OPAQUE, Expression, ImportedModule, ImportedName, Known, Meaning, Module, Scope, Value
 
 _BUILTINS = {  # not all of vars(builtins): a notebook adds to them and replaces `input`
     name: value
@@ -65,15 +53,6 @@ _PLAIN_BASES = {
     "typing_extensions.Generic",
     "abc.ABC",
 }
-_ENUMS = {"enum.Enum", "enum.IntEnum", "enum.Flag", "enum.IntFlag", "enum.StrEnum"}
-
-
-_MAPPINGS = {"dict", "Dict", "Mapping", "MutableMapping", "DefaultDict", "defaultdict", "OrderedDict"}
-_CONTAINERS = _MAPPINGS | {
-    "list", "List", "set", "Set", "frozenset", "FrozenSet", "tuple", "Tuple", "Sequence", "MutableSequence", "Iterable",
-    "Iterator", "Generator", "Collection", "AbstractSet", "MutableSet", "deque", "Deque", "AsyncIterator", "AsyncIterable",
-}  # fmt: skip
-_LIBRARIES = ("builtins.", "typing.", "collections.", "typing_extensions.", "_collections_abc.")
 
 
 class Targets(NamedTuple):
@@ -105,19 +84,14 @@ def only(value: Value | None) -> Targets:
 
 def join(parts: Iterable[Targets]) -> Targets:
     """All that one of the parts may stand for."""
-    values: dict[tuple[str, bool], Value] = {}
-    complete, count = True, 0
+    values: dict[tuple[str, bool], bool] = {}
+    is_complete = []
     for part in parts:
-        count += 1
-        complete = complete and part.complete
-        for value in part.values:
-            key = value[:2]
-            other = values.get(key, value)
-            if other != value:
-                parts_of_both = value.parts if value.parts == other.parts else ()
-                value = Value(*key, value.exact and other.exact, parts_of_both)
-            values[key] = value
-    return Targets(tuple(values.values()), complete and count > 0)
+        is_complete.append(part.complete)
+        for entity, is_instance, exact in part.values:
+            values[entity, is_instance] = exact and values.get((entity, is_instance), True)
+    joined = tuple(Value(*key, exact) for key, exact in values.items())
+    return Targets(joined, bool(is_complete) and all(is_complete))
 
 
 class Resolver:
@@ -143,10 +117,7 @@ class Resolver:
         # Assignments from elsewhere: to an attribute of what is known, to one of something else, and under computed names.
         self.patched: dict[tuple[str, str, bool], list[Meaning]] = defaultdict(list)
         self.loose: dict[str, list[Meaning]] = defaultdict(list)
-        self.disguised: dict[str, list[str]] = defaultdict(list)
         self.tainted: set[str] = set()  # any of its attributes may be another
-        self.computed: set[str] = set()  # those with a name that the sources write as a string or a keyword
-        self.words = set().union(*(words for module in modules.values() for words in module.words.values()))
         self._forget()
         self._read_stores()
         self._forget()
@@ -165,35 +136,24 @@ class Resolver:
     def _read_stores(self) -> None:
         for module in self.modules.values():
             for target, name, meaning in module.stores:
-                if target.chain == THIS_MODULE:
-                    owners = only(Value(module.id))
-                else:
-                    owners = OPEN if target.chain[0] == "?" else self.value(target.scope, target.chain)
-                if not owners.complete:
-                    for word in [name] if name else self._computed_names(target.scope):
-                        self.loose[word].append(meaning)
+                scope = target.scope
+                is_module = target.chain == THIS_MODULE
+                owners = only(Value(module.id)) if is_module else self.value(scope, target.chain)
+                is_any = name in (ANYTHING, "__class__") or (not name and scope.reads_members)
+                names = [name] if name else self._computed_names(scope)
                 for owner in owners.values:
-                    if owner.entity not in self.defined:
-                        continue
-                    if name == "__class__":
-                        self._change_class(owner, self._meanings([meaning], module))
-                    elif not name and target.scope.reads_members:
+                    if is_any:
                         self.tainted.add(owner.entity)
-                    elif name:
-                        self._store(owner, name, meaning)
-                    else:
-                        self.computed.add(owner.entity)
-
-    def _change_class(self, owner: Value, targets: Targets) -> None:
-        """`owner.__class__ = C`: a C may stand where an instance of the owner's class does, like one of a class below it."""
-        if not targets.complete:
-            self.tainted.add(owner.entity)
-        for value in targets.values:
-            self.disguised[owner.entity].append(value.entity)
+                    elif owner.entity in self.defined:
+                        for word in names:
+                            self._store(owner, word, meaning)
+                if not owners.complete:
+                    for word in names:
+                        self.loose[word].append(meaning)
 
     def _computed_names(self, scope: Scope) -> set[str]:
         """What a computed name can be in a function: its own strings, and those that calls of it give."""
-        names = [scope.owner, scope.owner.rpartition(".")[2]]
+        names = [scope.owner, scope.owner.removesuffix(".__init__").rpartition(".")[2]]
         return set().union(*(module.words.get(name, ()) for module in self.modules.values() for name in names))
 
     def _store(self, owner: Value, name: str, meaning: Meaning) -> None:
@@ -248,12 +208,9 @@ class Resolver:
             untold = chain[-2:] != "()" or chain in ("super()", "type()")
             return OPEN if untold else self.value(scope, chain[:-2]).each(self._result)
         if last == "!":
-            outer, _, inner = chain[:-1].partition("[")
-            parts = _split(inner[:-1]) if inner else []
-            expressions = tuple(Expression(f"{part}!", scope) for part in parts)
-            return self.value(scope, outer).each(lambda value: self._declared(value, expressions))
-        if last in "*@":
-            return self._elements(scope, chain[:-1], last)
+            return self.value(scope, chain[:-1]).each(self._declared)
+        if last == "^":
+            return self.value(scope, chain[:-1]).each(lambda value: only(value._replace(is_instance=False)))
         if last == "~":
             return self.value(scope, chain[:-1]).each(self._awaited)
         if chain[0] == "?":
@@ -356,7 +313,7 @@ class Resolver:
         if not parts:
             return None
         parts += self._stored_anywhere(name)
-        if module.id in self.tainted or (module.id in self.computed and name in self.words):
+        if module.id in self.tainted:
             parts.append(OPEN)
         return join(parts)
 
@@ -406,7 +363,7 @@ class Resolver:
             if (sub := f"{module.path}/{name}") in self.files and name not in module.scope.names:
                 return only(self._at(sub))
             member = self._module_member(module, name)
-            return only(self._from_interpreter(module, name)) if member is None else member
+            return OPEN if member is None else member
         if name == "__class__" and value.is_instance:
             return only(Value(entity, False, value.exact))
         if entity in self.classes or _builtin_class(entity):
@@ -442,8 +399,8 @@ class Resolver:
         module = self.module_of[function]
         if function in module.decorators and self.passes(function) < 2:
             return OPEN
-        table = module.results if function in module.annotated else module.returned
-        return self._meanings(table.get(function, ()), module)
+        meanings = module.results.get(function) or module.returned.get(function, ())
+        return self._meanings(meanings, module)
 
     def _awaited(self, value: Value) -> Targets:
         module = self.module_of.get(value.entity)
@@ -452,67 +409,27 @@ class Resolver:
         functions = [value.entity] if value.exact else [value.entity, *self.overriders(value.entity)]
         return join([self._returned(function) for function in functions])
 
-    def _declared(self, value: Value, parts: tuple[Expression, ...]) -> Targets:
-        """What an annotation admits: an instance of a class, and of `type[C]` the class."""
-        if value.entity in ("builtins.type", "typing.Type") and len(parts) == 1:
-            inner = self.value(parts[0].scope, parts[0].chain)
-            return inner.each(lambda instance: only(instance._replace(is_instance=False)))
+    def _declared(self, value: Value) -> Targets:
+        """An instance of the class that an annotation admits."""
         is_class = not value.is_instance and self.type_of(value.entity) in CLASSES
-        is_container = value.entity.rpartition(".")[2] in _CONTAINERS
-        if value.entity == "builtins.object":
+        if not is_class or value.entity in ("builtins.object", "builtins.type"):
             return OPEN
-        instance = Value(value.entity, True, False, parts)
-        if not (is_class or is_container):
-            return OPEN
-        return Targets((instance,), not self.is_protocol(value.entity))
+        return Targets((Value(value.entity, True, False),), not self.is_protocol(value.entity))
 
     def is_protocol(self, entity: str) -> bool:
         """Whether objects of other classes are admitted where this class is named."""
         scope = self.classes.get(entity)
         return scope is not None and any(base.rpartition(".")[2] == "Protocol" for _, base in scope.bases)
 
-    def _elements(self, scope: Scope, chain: str, how: str) -> Targets:
-        """What a loop over a container gives, or its item by index or key."""
-        place = 0 if how == "*" else 1
-        if chain.endswith(".values()"):
-            chain, place = chain.removesuffix(".values()"), 1
-
-        def element(container: Value) -> Targets:
-            name = container.entity.rpartition(".")[2]
-            if not container.is_instance or not container.entity.startswith(_LIBRARIES) or name not in _CONTAINERS:
-                return OPEN
-            parts = container.parts
-            if name in ("tuple", "Tuple") and not (len(parts) == 2 and parts[1].chain == "...!"):
-                return OPEN
-            number = place if name in _MAPPINGS else 0
-            return self.value(parts[number].scope, parts[number].chain) if number < len(parts) else OPEN
-
-        return self.value(scope, chain).each(element)
-
     def makes_instances(self, entity: str) -> bool:
         """Whether calling a class gives an instance of it: no `__new__` and no metaclass gives another thing."""
-        order = self.order(entity)
-        for owner in order:
+        for owner in self.order(entity):
             scope = self.classes.get(owner)
-            if scope is None:
-                continue
-            if scope.metaclass:
+            if scope and scope.metaclass:
                 kind = self.value(scope.parent, scope.metaclass).one
                 if kind is None or (kind.entity in self.classes and self._in_sources(kind.entity, "__call__")):
                     return False
-        new = self._in_sources(entity, "__new__")
-        if new is None:
-            return True
-        returned = self.module_of[new].returned.get(new, ())
-        return bool(returned) and all(self._is_plain_new(meaning, entity) for meaning in returned)
-
-    def _is_plain_new(self, meaning: Meaning, entity: str) -> bool:
-        if not isinstance(meaning, Expression):
-            return False
-        if meaning.chain in ("super().__new__()", "object.__new__()"):
-            return True
-        bound = meaning.scope.names.get(meaning.chain)
-        return bool(bound) and all(one != meaning and self._is_plain_new(one, entity) for one in bound)
+        return not self._in_sources(entity, "__new__")
 
     def _in_sources(self, entity: str, name: str) -> str | None:
         """The function that a class in the sources has under a name."""
@@ -522,7 +439,7 @@ class Resolver:
     def constructor(self, entity: str) -> Targets:
         """The `__init__` in the sources that calling a class runs."""
         order = self.order(entity)
-        if not self.makes_instances(entity) or not _ENUMS.isdisjoint(order):
+        if not self.makes_instances(entity):
             return OPEN
         for owner in order:
             scope = self.classes.get(owner)
@@ -586,10 +503,9 @@ class Resolver:
     def _gives_argument(self, function: str) -> int:
         """Whether a function returns its first argument (2), or a function that wraps and calls it (1)."""
         module = self.module_of.get(function)
-        parameters = module.parameters.get(function) if module else None
-        if not parameters or function in module.decorators:
+        first, level = module.first.get(function) if module else None, 2
+        if first is None or function in module.decorators:
             return 0
-        first, level = parameters[0], 2
         for meaning in module.returned.get(function, ()):
             if not isinstance(meaning, Expression):
                 return 0
@@ -637,7 +553,7 @@ class Resolver:
     def subclasses(self, entity: str) -> list[str]:
         """All classes in the sources that are or may be below one."""
         if self._below is None:
-            self._below = defaultdict(list, {name: [*classes] for name, classes in self.disguised.items()})
+            self._below = defaultdict(list)
             for name in self.classes:
                 for base in {base for bases in self._bases(name) for base in bases}:
                     self._below[base].append(name)
@@ -669,7 +585,7 @@ class Resolver:
     def _member(self, owner: Value, name: str) -> Targets:
         order = self.order(owner.entity)
         found = self.lookup(order, name, owner.is_instance)
-        if not owner.exact or owner.entity in self.disguised:
+        if not owner.exact:
             orders = [self.order(below) for below in self._related(owner.entity, name)]
             found = self._with_overriders(found, [self.lookup(other, name, owner.is_instance) for other in orders])
         if found.values:
@@ -703,13 +619,13 @@ class Resolver:
 
     def _related(self, entity: str, name: str) -> list[str]:
         """Subclasses in whose order of resolution another class has the name."""
-        definers, order = self.definers.get(name, set()), {*self.order(entity)}
-        if definers <= order and name not in self.words:
+        definers, order = self.definers.get(name, set()) | self.tainted, {*self.order(entity)}
+        if definers <= order:
             return []
         if entity not in self._families:
             family = {*self.subclasses(entity)}
             self._families[entity] = family.union(*(self.order(below) for below in self.subclasses(entity)))
-        new = (definers | self.tainted | self.computed) & self._families[entity] - order
+        new = definers & self._families[entity] - order
         return [below for below in self.subclasses(entity) if not new.isdisjoint(self.order(below))] if new else []
 
     def lookup(self, order: list[str], name: str, is_instance: bool) -> Targets:
@@ -720,7 +636,7 @@ class Resolver:
             if is_instance and entity in self.classes:
                 fields = [*self.classes[entity].fields.get(name, ()), *self.patched.get((entity, name, True), ())]
                 parts += [self._meanings(fields, self.classes[entity].module)] if set(fields) - {NOTHING} else []
-            if entity in self.tainted or (entity in self.computed and name in self.words):
+            if entity in self.tainted:
                 is_certain = False
         for entity in order:
             scope = self.classes.get(entity)
@@ -743,9 +659,9 @@ class Resolver:
 
     def _member_of(self, entity: str, meanings: list[Meaning]) -> Targets:
         is_value = all(not isinstance(meaning, Known) for meaning in meanings)
-        if is_value and not _ENUMS.isdisjoint(self.order(entity)):
-            return only(Value(entity, True))  # a member of an enumeration
-        return self._meanings(meanings, self.classes[entity].module)
+        targets = self._meanings(meanings, self.classes[entity].module)
+        # A base outside of the sources may make something else of it, as an enumeration does.
+        return targets._replace(complete=False) if is_value and "?" in self.order(entity) else targets
 
     def _inherited(self, scope: Scope, after: str, name: str) -> Targets:
         """`super().name` or `super(after, self).name`, in whichever class the scope is in: the next of the instance's class."""
@@ -813,15 +729,6 @@ class Resolver:
 
     # ---- outside of the sources
 
-    def _from_interpreter(self, module: Module, name: str) -> Value | None:
-        """What a module has through `from posix import *`, C code of the interpreter, under its own name: `os.getcwd`."""
-        if name[0] == "_" or name in module.scope.names:
-            return None
-        for origin, _ in module.stars:
-            if origin in sys.builtin_module_names and hasattr(importlib.import_module(origin), name):
-                return self._outside(f"{module.id}.{name}", UNKNOWN)
-        return None
-
     def _builtin(self, name: str) -> Value | None:
         value = _BUILTINS.get(name)
         if value is None:
@@ -857,18 +764,6 @@ def linear(rows: list[list[str]]) -> list[str]:
         order.append(head)
         rows = [row[1:] if row[0] == head else row for row in rows]
     return order
-
-
-def _split(parts: str) -> list[str]:
-    """The parts of `A,B[C,D]`, by the commas outside of brackets."""
-    split, depth = [""], 0
-    for character in parts:
-        depth += (character == "[") - (character == "]")
-        if character == "," and depth == 0:
-            split.append("")
-        else:
-            split[-1] += character
-    return split
 
 
 def _builtin_class(entity: str) -> type | None:

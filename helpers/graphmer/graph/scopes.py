@@ -2,15 +2,13 @@
 
 An expression is kept as a *chain*, the text of what it mentions, with what only running would tell left out: `os.path.join`,
 `f().x` and `<str>.join` (of a literal) can be looked up; `?.x`, an attribute of anything else, cannot. `C!` is an instance of C
-or of a class below it (`list[C]!` says of what), `f()~` what an awaited call gives, `x*` an element that a loop over x gives,
-`x@` one by index or key, `module:name` what `from module import name` binds. In Java a method
-is named with the number of its arguments: `list.add/1`.
+or of a class below it, `f()~` what an awaited call gives, `module:name` what `from module import name` binds. In Java a method is
+named with the number of its arguments: `list.add/1`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -25,32 +23,27 @@ class Value(NamedTuple):
     entity: str
     is_instance: bool = False
     exact: bool = True
-    parts: tuple[Expression, ...] = ()  # of a container: what its annotation says of its elements
 
 
 # ---- what a name is bound to
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(NamedTuple):
     value: Value
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
+class Expression(NamedTuple):
     """The value of a chain where `scope` reads it."""
 
     chain: str
     scope: Scope
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedModule:
+class ImportedModule(NamedTuple):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedName:
+class ImportedName(NamedTuple):
     module: str
     name: str
 
@@ -83,25 +76,6 @@ def bind(names: dict[str, list[Meaning]], name: str, meaning: Meaning) -> None:
 
 class Scope:
     """Names of a module, a class, a function, or a lambda, a comprehension or a nameless class (`block`)."""
-
-    __slots__ = (
-        "bases",
-        "calls",
-        "declared",
-        "fields",
-        "hidden",
-        "kind",
-        "metaclass",
-        "module",
-        "names",
-        "number",
-        "owner",
-        "parent",
-        "prefix",
-        "reads_members",
-        "relations",
-        "self_name",
-    )  # fmt: skip
 
     def __init__(self, kind: str, owner: str, prefix: str, parent: Scope | None, module: Module):
         self.kind, self.owner, self.prefix, self.parent, self.module = kind, owner, prefix, parent, module
@@ -179,105 +153,18 @@ class Module:
         self.defined: dict[str, int] = {}  # position in `entities`
         self.repeated: dict[str, int] = defaultdict(int)
         self.classes: dict[str, Scope] = {}
-        self.results: dict[str, list[Meaning]] = {}  # function -> what its annotations say that it returns
-        self.returned: dict[str, list[Meaning]] = {}  # function -> what its statements return
-        self.wrappers: dict[
-            str, str
-        ] = {}  # function decorated with functools.wraps -> the chain that it wraps and calls
-        self.annotated: set[str] = set()  # functions whose results an annotation says
+        # By function: what its annotation says that it returns, what its statements return, its first parameter, and of one that is
+        # decorated with functools.wraps the chain that it wraps and calls.
+        self.results: dict[str, list[Meaning]] = {}
+        self.returned: dict[str, list[Meaning]] = {}
+        self.first: dict[str, str] = {}
+        self.wrappers: dict[str, str] = {}
         self.asynchronous: set[str] = set()
-        self.overloaded: set[str] = set()  # while it is read: functions whose signatures wait for their implementation
-        self.parameters: dict[str, list[str]] = {}  # function -> names of those that a call gives by position
         self.decorators: dict[str, list[Expression]] = {}
-        self.stores: list[
-            tuple[Expression, str, Meaning]
-        ] = []  # object, attribute ("" for one that is computed), value
+        # Object, attribute ("" for one that is computed), value.
+        self.stores: list[tuple[Expression, str, Meaning]] = []
         # What computed names can be: strings of a definition, and the strings and keywords of calls of a name.
         self.words: dict[str, set[str]] = defaultdict(set)
         self.imports: list[tuple[str, str | None]] = []
         self.stars: list[tuple[str, int]] = []  # origin, line
         self.exports: set[str] | None = None  # __all__, as far as it is written out
-
-
-# ---- as JSON, for the cache
-
-
-def pack(module: Module) -> dict:
-    """All but the mentions, which are read again where somebody asks for them."""
-
-    def packed(meanings: list[Meaning]) -> list:
-        return [_packed(meaning) for meaning in meanings]
-
-    def packed_names(names: dict[str, list[Meaning]]) -> dict:
-        return {name: packed(meanings) for name, meanings in names.items()}
-
-    scopes = []
-    for scope in module.scopes:
-        row = [scope.kind, scope.owner, scope.prefix, scope.parent.number if scope.parent else -1]
-        row += [scope.hidden, scope.reads_members]
-        declared = {name: outer.number for name, outer in scope.declared.items()}
-        row += [packed_names(scope.names), declared]
-        if scope.kind == "class":
-            row += [packed_names(scope.fields), scope.bases, scope.metaclass]
-        scopes.append(row)
-    return {
-        "id": module.id, "path": module.path, "is_package": module.is_package, "package": module.package,
-        "record": module.record, "scopes": scopes, "scope": module.scope.number, "entities": module.entities,
-        "classes": {name: scope.number for name, scope in module.classes.items()},
-        "results": packed_names(module.results), "returned": packed_names(module.returned), "wrappers": module.wrappers,
-        "parameters": module.parameters, "annotated": sorted(module.annotated),
-        "asynchronous": sorted(module.asynchronous),
-        "decorators": packed_names(module.decorators),
-        "stores": [[_packed(target), name, _packed(meaning)] for target, name, meaning in module.stores],
-        "stars": module.stars, "words": {owner: sorted(words) for owner, words in module.words.items() if words}, "exports": None if module.exports is None else sorted(module.exports),
-    }  # fmt: skip
-
-
-def _packed(meaning: Meaning) -> int | str | list:
-    if isinstance(meaning, Expression):
-        return [meaning.scope.number, meaning.chain]
-    if isinstance(meaning, Known):
-        return list(meaning.value[:3])
-    if isinstance(meaning, ImportedModule):
-        return meaning.name
-    if isinstance(meaning, ImportedName):
-        return ["", meaning.module, meaning.name, ""]
-    return meaning.value
-
-
-def unpack(record: dict) -> Module:
-    """Raises LookupError, TypeError, ValueError or AttributeError for what `pack` did not write."""
-    module = Module(record["id"], record["path"], record["is_package"])
-    module.scopes.clear()
-    for kind, owner, prefix, parent, hidden, reads_members, *_ in record["scopes"]:
-        scope = Scope(kind, owner, prefix, module.scopes[parent] if parent >= 0 else None, module)
-        scope.hidden, scope.reads_members = hidden, reads_members
-    scopes = module.scopes
-
-    def meaning_of(row: int | str | list) -> Meaning:
-        if type(row) is list:
-            if len(row) == 2:
-                return Expression(row[1], scopes[row[0]])
-            return Known(Value(*row)) if len(row) == 3 else ImportedName(row[1], row[2])
-        return ImportedModule(row) if type(row) is str else Unknown(row)
-
-    def names_of(rows: dict[str, list]) -> dict[str, list[Meaning]]:
-        return {name: [meaning_of(row) for row in meanings] for name, meanings in rows.items()}
-
-    for scope, row in zip(scopes, record["scopes"], strict=True):
-        scope.names = names_of(row[6])
-        scope.declared = {name: scopes[number] for name, number in row[7].items()}
-        if scope.kind == "class":
-            scope.fields, scope.bases, scope.metaclass = names_of(row[8]), row[9], row[10]
-    module.scope, module.package, module.record = scopes[record["scope"]], record["package"], record["record"]
-    module.entities = [Entity._make(row) for row in record["entities"]]
-    module.classes = {name: scopes[number] for name, number in record["classes"].items()}
-    module.results, module.decorators = names_of(record["results"]), names_of(record["decorators"])
-    module.parameters, module.annotated = record["parameters"], {*record["annotated"]}
-    module.words = record["words"]
-    module.asynchronous, module.wrappers = {*record["asynchronous"]}, record["wrappers"]
-    module.returned = names_of(record["returned"])
-    module.stores = [(meaning_of(row), name, meaning_of(value)) for row, name, value in record["stores"]]
-    module.stars = [tuple(star) for star in record["stars"]]
-    module.exports = None if record["exports"] is None else {*record["exports"]}
-    return module
