@@ -75,6 +75,7 @@ OPERATIONS = (
 XLA = (
     "_get_graph_hash",
     "_get_xla_sharding_spec",
+    "_xla_computation_cache_is_initialized",
     "_get_xla_tensors_hlo",
     "_get_xla_tensors_hlo_proto",
     "_get_tensors_xla_device_data_node",

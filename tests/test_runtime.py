@@ -281,6 +281,46 @@ def test_an_import_that_sets_pjrt_device_is_not_taken_for_the_users_wish():
     assert "going on without a TPU" in process.stderr
 
 
+KEPT = """
+import json, sys
+from pathlib import Path
+import helpers
+from helpers.machine import runtime
+from helpers.notebook import method
+from helpers.parameters import Parameters
+from helpers.run import mirror
+from helpers.run.run_folder import RunFolder
+from torch_xla.debug import metrics
+text = Path("helpers/reservoir/model.py").read_text()
+helpers.shown = {"helpers/reservoir/model.py": method.digest(text)}
+machine = runtime.detect(True)
+run = RunFolder.claim("tiny", Parameters(output_dir=f"{sys.argv[1]}/run", keep_in=sys.argv[2]))
+restored = [path.name for path in run.path.glob("compiled/*")]
+run.method.write_text(text)
+run.use_method()
+import torch
+(torch.ones(8, 8, device=machine.device) @ torch.ones(8, 8, device=machine.device)).sum().item()
+mirror.close_current()
+misses = metrics.counter_value("PersistentCacheMiss") or 0
+print(json.dumps(dict(restored=restored, misses=misses, written=[path.name for path in run.path.glob("compiled/*")])))
+"""
+
+
+@needs_torch_xla
+def test_compiled_programs_are_kept_with_the_run_and_brought_to_a_new_machine(tmp_path):
+    """A CPU's programs are written and looked for, but XLA can load only those of a TPU."""
+    environment = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    seen = []
+    for machine in ("first", "second"):
+        command = [sys.executable, "-c", KEPT, str(tmp_path / machine), str(tmp_path / "kept")]
+        process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert process.returncode == 0, process.stderr[-2000:]
+        seen.append(json.loads(process.stdout.splitlines()[-1]))
+    first, second = seen
+    assert first["restored"] == [] and first["misses"] == len(first["written"]) == 1
+    assert second["restored"] == first["written"] and second["misses"] == 0
+
+
 def test_bm25_is_imported_without_jax(tmp_path):
     """bm25s calls JAX while it is imported: on a GPU that takes most of its memory."""
     (tmp_path / "jax.py").write_text("raise SystemExit('JAX was imported')")

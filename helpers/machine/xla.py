@@ -11,6 +11,7 @@ import importlib.util
 import os
 import re
 import sys
+from pathlib import Path
 
 from . import hardware
 
@@ -113,6 +114,20 @@ def start():
         count = xr.global_runtime_device_count()
         xs.set_global_mesh(xs.Mesh(np.arange(count), (count,), (BATCH_AXIS,)))
     return torch_xla.device()
+
+
+def keep_programs(folder: Path) -> None:
+    """Writes what is compiled from now on into a folder, where a process that is started later finds it; nothing without XLA.
+
+    torch_xla takes one folder a process, before the first program: later calls change nothing.
+    """
+    if "torch_xla" not in sys.modules:
+        return
+    import torch_xla
+    import torch_xla.runtime as xr
+
+    if xr.is_spmd() and not torch_xla._XLAC._xla_computation_cache_is_initialized():
+        xr.initialize_cache(str(folder))
 
 
 def device_count() -> int:

@@ -18,6 +18,7 @@ from typing import Any
 
 import helpers
 from helpers.data import data_source
+from helpers.machine import xla
 from helpers.machine.runtime import Runtime
 from helpers.notebook import method
 from helpers.parameters import UPLOAD, Parameters, expanded, identity
@@ -30,9 +31,9 @@ from .mirror import RESULTS_FILE, RUN_FILE, UPLOADED, Mirror
 SESSIONS_FILE = "sessions.json"
 # If one of these differs, a resumed run is not bit for bit the same.
 COMPARED = ("kind", "device", "devices", "precision", "payload", *provenance.LIBRARIES)
-METHOD_FOLDER = "method"
+METHOD_FOLDER, PROGRAMS_FOLDER = "method", "compiled"
 OF_A_RUN = re.compile(
-    rf"checkpoint-\d+|{UPLOADED}|{METHOD_FOLDER}|figures|\w+\.json"
+    rf"checkpoint-\d+|{UPLOADED}|{METHOD_FOLDER}|{PROGRAMS_FOLDER}|figures|\w+\.json"
 )  # what may be there before a step is trained
 RESULTS_SCHEMA = 2
 
@@ -147,6 +148,7 @@ class RunFolder:
         kept = self.path / METHOD_FOLDER / self.method.name
         method.keep(module, text, kept)
         method.use(module, kept)
+        xla.keep_programs(self.path / PROGRAMS_FOLDER)
         self.trained_method = {"file": f"{METHOD_FOLDER}/{kept.name}", "sha256": ours, "edited": ours != known}
         tracking.say(said)
 
