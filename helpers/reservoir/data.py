@@ -30,6 +30,7 @@ COLUMNS = ("text", "story")
 TEXT_SUFFIXES = (".txt", ".md")
 SEPARATORS = {f"`{END_OF_TEXT}`": re.escape(END_OF_TEXT), "blank lines": r"\n\s*\n", "line ends": r"\n"}
 LEAST_HELD_OUT, MOST_HELD_OUT, HELD_OUT_SHARE = 5, 1000, 0.05  # texts of dev, and as many of test
+WANTED = 20  # texts of test, from which on there is an interval, where they are a tenth of all
 LONGEST_TEXT = 20_000  # characters; a longer text is split, into pieces of at least 4,000
 PIECES = re.compile(
     "|".join(rf"(?s:.{{4000,19990}}?{mark})" for mark in (r"\n\n", r"\n", r"\. ", "。", " ")) + r"|(?s:.{1,19990})"
@@ -85,7 +86,8 @@ def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
             f"{LEAST_HELD_OUT} choose settings, {LEAST_HELD_OUT} measure, the others train. Texts are separated by "
             f"{', '.join(SEPARATORS)}"
         )
-    held_out = min(max(LEAST_HELD_OUT, int(HELD_OUT_SHARE * count)), MOST_HELD_OUT)
+    share = max(int(HELD_OUT_SHARE * count), min(WANTED, count // 10))
+    held_out = min(max(LEAST_HELD_OUT, share), MOST_HELD_OUT)
     return Texts(
         train=distinct[2 * held_out :],
         dev=distinct[:held_out],

@@ -65,23 +65,24 @@ def compare(score: Score, other: Score) -> Interval:
 def describe(name: str, other_name: str, score: Score, other: Score) -> str:
     """One row of the verdict: better, worse or not told apart, by how much, and over how many texts."""
     share = compare(score, other)
+    amount, least, greatest = map(_fewer, (share.value, share.low, share.high))
+    measured = f"{score.bits_per_byte:.3f} against {other.bits_per_byte:.3f} bits per byte, {amount}"
+    if share.items < FEWEST:
+        return f"{name} and {other_name}: {measured}. {share.items} test texts are too few to call one of them better."
     verdicts = {"better": "is better than", "worse": "is worse than", "not told apart": "is not told apart from"}
-    values = (share.value, share.low, share.high)
-    amount, least, greatest = (f"{abs(value):.1%} {'fewer' if value >= 0 else 'more'}" for value in values)
-    over = f"over {share.items} test texts"
-    over = f"95 %: {least} to {greatest}, {over}" if share.items >= FEWEST else f"{over}, too few for an interval"
-    return (
-        f"{name} {verdicts[share.outcome]} {other_name}: {score.bits_per_byte:.3f} against {other.bits_per_byte:.3f} bits per byte, "
-        f"{amount} ({over})."
-    )
+    interval = f"95 %: {least} to {greatest}, over {share.items} test texts"
+    return f"{name} {verdicts[share.outcome]} {other_name}: {measured} ({interval})."
+
+
+def _fewer(share: float) -> str:
+    return f"{share:.1%} fewer" if share >= 0 else f"{-share:.1%} more"
 
 
 def verdict(scores: dict[str, Score], model: str) -> list[str]:
     """What training adds to counting, and how the model stands beside each rival; by the names of the scores."""
-    rows = [describe(f"The {model}", f"the {name}", scores[model], scores[name]) for name in scores if name != model]
-    if compare(scores[model], scores["counting"]).low <= 0:
-        rows.append(
-            "Counting alone is as good on this text: the test texts do not show that training adds anything. "
-            "More text or more steps may help."
-        )
+    names = {name: "counting" if name == "counting" else f"the {name}" for name in scores}
+    rows = [describe(f"The {model}", names[name], scores[model], scores[name]) for name in scores if name != model]
+    gain = compare(scores[model], scores["counting"])
+    if gain.items >= FEWEST and gain.low <= 0:
+        rows.append("Counting alone is as good on this text. More text or more steps may help.")
     return rows

@@ -66,6 +66,11 @@ begun = time.perf_counter()
 secrets.provide("HF_TOKEN")
 params = parameters.check(ReservoirParameters, globals())  # every setting is checked before anything is downloaded
 machine = runtime.detect(params.use_tpu, params.precision)
+if params.memory == "gru" and machine.device_count > 1:
+    raise ValueError(
+        f"memory='gru': it goes on from batch to batch, row by row, which {machine.device_count} devices do not share. "
+        "Set memory='reservoir', or start the kernel with one device (CUDA_VISIBLE_DEVICES=0)"
+    )
 run = RunFolder.claim("tinystories_reservoir", params)
 print(machine, f"output     {run.path}", sep="\n")
 
@@ -161,7 +166,7 @@ ticks = axes.set_xticks(
 # ## Counting costs nothing
 #
 # Before anything is trained the model counts: Kneser-Ney smoothing of phrases of up to five tokens, and a cache that holds what this text
-# said before. A language model that does not beat this number has not earned its keep.
+# said before. A language model that does not beat this number is not worth training.
 
 # %%
 bytes_V = token_bytes(tokenizer)

@@ -48,8 +48,13 @@ def test_the_verdict_says_where_counting_is_as_good():
     counting, worse, better = (Score(factor * nats, bytes_S) for factor in (1, 2, 0.9))
     good = verdict({"counting": counting, "reservoir": better, "GRU": worse}, "reservoir")
     assert [row.split(":")[0] for row in good] == [
-        "The reservoir is better than the counting",
+        "The reservoir is better than counting",
         "The reservoir is better than the GRU",
     ]
+    few = {
+        name: Score(score.nats_S[:10], score.bytes_S[:10]) for name, score in (("counting", counting), ("GRU", better))
+    }
+    assert verdict(few, "GRU")[0].endswith("10 test texts are too few to call one of them better.")
+    assert len(verdict(few, "GRU")) == 1
     same = verdict({"counting": counting, "reservoir": counting}, "reservoir")
     assert len(same) == 2 and "Counting alone is as good on this text" in same[-1]
