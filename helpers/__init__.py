@@ -5,8 +5,10 @@ A package of the same name on the Python package index is somebody else's: never
 """
 
 import logging
+import warnings
 
 __version__ = "0.2.0"
 
+warnings.filterwarnings("ignore", "IProgress not found")  # tqdm then prints plain bars, and nothing is missing
 # On import it says that a package is missing for a faster CPU kernel, which nothing here needs.
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(lambda record: "pip install" not in record.getMessage())

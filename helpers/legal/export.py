@@ -41,6 +41,7 @@ def export(
 
     system: the system text of most records. card: sections of the README by title, as rows of a table.
     """
+    refuse_merged(model)
     set_stop_tokens(model.generation_config, template)
     if model.device.type == "xla":
         model = cpu_copy(model)
@@ -51,13 +52,23 @@ def export(
     if adapter:
         _save_adapter(model, template, staging, base_model)
     if whole:
-        model = model.merge_and_unload() if adapter else model
+        if adapter:
+            model.is_merged = True
+            model = model.merge_and_unload()
         _save_whole(model, template, staging / MERGED if adapter else staging, system)
     place = (MERGED if adapter else ".") if whole else ""
     (staging / "README.md").write_text(_readme(card, place, base_model, system), encoding="utf-8")
     shutil.copytree(staging, folder, copy_function=shutil.move, dirs_exist_ok=True)
     shutil.rmtree(staging)
     return folder
+
+
+def refuse_merged(model) -> None:
+    """Raises ValueError for a model that was exported: its adapter is a part of the weights."""
+    if getattr(model, "is_merged", False):
+        raise ValueError(
+            "this model was exported, and its adapter merged into it: run the cells that make the model and the trainer again"
+        )
 
 
 def _save_adapter(model, template, folder: Path, base_model: str) -> None:

@@ -26,6 +26,7 @@ from helpers.run import run_folder
 
 from .data import Records
 from .evaluation import ask_the_most, most_tokens
+from .export import refuse_merged
 from .model import NO_TPU, QWEN, apply_lora, frozen_dtype
 from .packing import BLOCK, FixedBlocks, count_blocks
 from .parameters import NOTEBOOK, LegalParameters, recipe
@@ -108,6 +109,7 @@ def train(trainer: LegalTrainer, params: LegalParameters) -> dict[str, Any]:
     run, as the cells were run, edits and cells of your own included. Each process runs it and takes its share of every batch.
     `trainer` then has the weights of the best evaluation as if it had trained itself.
     """
+    refuse_merged(trainer.model)
     count, folder = trainer.runtime.device_count, Path(trainer.args.output_dir)
     if trainer.runtime.kind == "xla" or count == ranks.count():
         trainer.train(resume_from_checkpoint=params.resume)

@@ -19,6 +19,7 @@ FITS = ("yes", "unknown")  # answers that let the micro-batch grow
 # `TrainingArguments.optim` and the reason, by the kind of device, or by the optimizer that a workload asks for.
 OPTIMIZER = {
     "paged_adamw_8bit": ("paged_adamw_8bit", "moments in 8 bits, which move to the host where a GPU is full"),
+    "paged_adamw_8bit on cpu": ("adamw_8bit", "moments in 8 bits"),
     "cpu": ("adamw_torch", "the fused kernel is for GPUs"),
     "cuda": ("adamw_torch_fused", "one kernel for the whole update"),
     "xla": ("adamw_torch", "the fused kernel crashes on XLA"),
@@ -141,6 +142,8 @@ def plan(
     there = tables.size(runtime.memory) or "unknown memory"
     largest = "the largest that fits" if runtime.memory else f"the whole batch at once: {there}"
     why_checkpointing = "does not fit without it" if checkpointing else "fits without it"
+    kind = runtime.family
+    optimizer = OPTIMIZER.get(f"{workload.optimizer} on {kind}") or OPTIMIZER.get(workload.optimizer) or OPTIMIZER[kind]
     chosen = {
         "precision": (runtime.precision, runtime.precision_reason),
         "learning_rate": (rate, why_rate),
@@ -149,7 +152,7 @@ def plan(
         "gradient_accumulation_steps": (share // micro, f"keeps {effective} examples a step"),
         "gradient_checkpointing": (checkpointing, why_checkpointing if recompute is None else "asked for"),
         "memory": (held, f"{held.peak.basis}; {runtime.device_name} has {there}"),
-        "optimizer": OPTIMIZER.get(workload.optimizer) or OPTIMIZER[runtime.family],
+        "optimizer": optimizer,
     }
     return Plan(
         **{name: value for name, (value, _) in chosen.items()},

@@ -18,7 +18,7 @@ from typing import Any
 
 import helpers
 from helpers.data import data_source
-from helpers.machine import xla
+from helpers.machine import ranks, xla
 from helpers.machine.runtime import Runtime
 from helpers.notebook import method
 from helpers.parameters import UPLOAD, Parameters, expanded, identity
@@ -33,7 +33,7 @@ SESSIONS_FILE = "sessions.json"
 COMPARED = ("kind", "device", "devices", "precision", "payload", *provenance.LIBRARIES)
 METHOD_FOLDER, PROGRAMS_FOLDER = "method", "compiled"
 OF_A_RUN = re.compile(
-    rf"checkpoint-\d+|{UPLOADED}|{METHOD_FOLDER}|{PROGRAMS_FOLDER}|figures|\w+\.json"
+    rf"checkpoint-\d+|{UPLOADED}|{METHOD_FOLDER}|{PROGRAMS_FOLDER}|figures|\w+\.(json|yaml)"
 )  # what may be there before a step is trained
 RESULTS_SCHEMA = 2
 
@@ -93,7 +93,8 @@ class RunFolder:
         run = (runs["output_dir"] or runs.get("keep_in") or {}) | ours
         if disk.read_json(self.path / RUN_FILE) != run:
             write_json(self.path / RUN_FILE, run)
-        data_source.kept_upload = self._upload() if _progress(self.path) else None
+        is_launched = ranks.count() > 1  # by a kernel in which the file was chosen
+        data_source.kept_upload = self._upload() if is_launched or _progress(self.path) else None
         if "keep_in" in folders:
             self.mirror = mirror.start(self.path, place)
 

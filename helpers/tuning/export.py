@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
-
-from datasets import Dataset
 
 from helpers.data import hub
 from helpers.parameters import SAMPLE, source_path
@@ -45,7 +44,8 @@ def write_stock(task: Task, settings: Settings, folder: Path, *, model: str) -> 
     run_folder.write_json(files[1], kept)
     for split, file in zip(SPLITS, files[2:], strict=True):
         rows = [{"text": text, "label": task.texts.labels[label]} for text, label in getattr(task.texts, split)]
-        Dataset.from_list(rows).to_json(file, force_ascii=False)
+        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+        file.write_text("\n".join([*lines, ""]), encoding="utf-8")
     return files
 
 

@@ -269,8 +269,8 @@ else:
 # ## Its data: leafy chains
 #
 # Held out are whole packages, or modules or definitions where there are too few; no pair of entities is on both sides. The validation
-# triples choose the checkpoint, the test triples choose nothing. What the resolver leaves open is never trained on. Below is the
-# configuration, and one sequence: the beginning of its code, and the triples that hang there.
+# triples choose the checkpoint, the test triples choose nothing. What the resolver leaves open is never trained on. Below is
+# one sequence: the beginning of its code, and the triples that hang there.
 
 # %%
 run.use_method()
@@ -278,7 +278,7 @@ from helpers.graphmer.chains import IGNORED
 from helpers.graphmer.configuration import to_yaml
 from helpers.graphmer.training import load_corpus
 
-print(to_yaml(configuration))
+(run.path / "configuration.yaml").write_text(to_yaml(configuration), encoding="utf-8")
 corpus = load_corpus(asked.graph, data_source, configuration)
 triples = {split: len(getattr(corpus.splits, split)) for split in ("train", "validation", "test")}
 tables.show([triples | {"sequences": len(corpus.train)}], f"{source.source}: {corpus.splits.said}")
@@ -375,7 +375,7 @@ print(results_file)
 # - **From the shell**, without a notebook: `python -m helpers.graphmer ask my/repository function_name called_by` and
 #   `python -m helpers.graphmer search my/repository "reads a configuration" --model outputs/graphmer_se/search_model`.
 # - **Another encoder**: change its cell, or `changes="model.num_layers=6"`; `config="published"` trains every part of the published
-#   configuration. The cell after its method prints every key.
+#   configuration. `configuration.yaml` in the folder of the run has every key.
 # - **Many runs**: `python -m helpers.batch notebooks/graphmer_se.ipynb --output-dir runs config=rtx3050 max_steps=10000`.
 # - **Out of memory**: lower `training_data.micro_batch_size` and raise `run.gradient_accumulation_steps` by as much, then
 #   `checkpointing.activation_checkpointing=true`.

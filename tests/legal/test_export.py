@@ -102,6 +102,8 @@ def test_a_lora_export_holds_the_adapter_in_itself_and_the_whole_model_beside_it
     config = json.loads((folder / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["revision"]) == (QWEN, REVISIONS[QWEN])
     assert GenerationConfig.from_pretrained(folder).eos_token_id == [tokenizer.eos_token_id]
+    with pytest.raises(ValueError, match="run the cells that make the model and the trainer again"):
+        exported(model, tokenizer, folder)  # its adapter is gone
 
 
 def go_template(text: str, system: str, turns: list[tuple[str, str]]) -> str:

@@ -100,7 +100,7 @@ def test_labelled_rows_in_four_bits_from_the_first_cell_to_the_last(alone):
     (alone / "clauses.csv").write_text("\n".join(lines), encoding="utf-8")
     changes = {"method": "qlora", "data_source": str(alone / "clauses.csv")}
     executed, results = run_notebook("legal_cot_sft", alone, TINY | changes)
-    assert results["plan"]["optimizer"] == "paged_adamw_8bit"
+    assert results["plan"]["optimizer"] == "adamw_8bit"
     assert results["train"]["loss_last"] < results["train"]["loss_first"]
     assert not (Path("out") / "model" / "merged").exists()
     found = results["eval"]["baselines"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.data import data_source
-from helpers.machine import runtime
+from helpers.machine import ranks, runtime
 from helpers.parameters import Parameters
 from helpers.run import checkpoint, disk, folder_lock, mirror, run_folder
 from helpers.run.run_folder import RunFolder
@@ -130,6 +130,11 @@ def test_uploaded_data_go_along_and_are_not_asked_for_again(tmp_path, monkeypatc
     run = RunFolder.claim("tiny", Parameters(output_dir="one/run", keep_in="kept", data_source="upload"))
     data_source.locate("upload")
     run.same_data("texts.csv, sha256 1")
+    with monkeypatch.context() as launched:  # the notebook's kernel starts several processes, before the first step
+        launched.setattr(ranks, "count", lambda: 2)
+        RunFolder.claim("tiny", Parameters(output_dir="one/run", data_source="upload"))
+        assert data_source.locate("upload").path.parent.name == "uploaded"
+    run = RunFolder.claim("tiny", Parameters(output_dir="one/run", keep_in="kept", data_source="upload"))
     train(run, 1)
     mirror.close_current()
     Path("texts.csv").unlink()
