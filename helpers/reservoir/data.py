@@ -132,9 +132,14 @@ def _read_folder(listing: Listing) -> tuple[list[str], str]:
             listing.skip(file, f"there are {' and '.join(TEXT_SUFFIXES)} beside it")
             continue
         try:
-            contents.append(read_text(file))
+            content = read_text(file)
         except (ValueError, OSError) as error:
             listing.skip(file, str(error))
+            continue
+        if content.strip():
+            contents.append(content)
+        else:
+            listing.skip(file, "is empty")
     print(listing)
     if len(contents) >= MIN_TEXTS:
         return contents, "a text a file"

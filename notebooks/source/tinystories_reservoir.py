@@ -114,6 +114,8 @@ print([tokenizer.decode(int(token)) for token in train[:24]])
 # method: helpers/reservoir/model.py
 
 # %%
+import warnings
+
 import matplotlib.pyplot as plt
 import torch
 
@@ -155,6 +157,7 @@ print(f"{model.num_parameters():,} weights are trained, {frozen:,} stay as they 
 ids = torch.from_numpy(train[:24].astype("int64"))[None]
 with torch.no_grad():
     states = model.eval().read(ids)[0][0, :, :: model.memory.width // 6]
+warnings.filterwarnings("ignore", message="Glyph")  # a script that the picture's font lacks
 figure, axes = plt.subplots(figsize=(11, 2.6), layout="constrained")
 axes.plot(states.numpy())
 axes.set(title="States of six units over the first tokens", ylabel="state", xlabel="token")

@@ -73,10 +73,12 @@ def test_a_folder_of_texts_has_a_text_a_file_and_names_what_it_does_not_read(tmp
     for number, poem in enumerate(POEMS):
         written(tmp_path, poem, f"{number}.txt")
     written(tmp_path, "junk", ".hidden.txt")
+    written(tmp_path, " \n", "nothing.txt")
     (tmp_path / "wrong.txt").write_bytes("Größe und Gewicht der Bäume".encode("latin-1"))
     texts = load_texts(str(tmp_path), num_texts=0, seed=0)
     assert sorted(all_of(texts)) == sorted(POEMS)
-    assert ".hidden.txt" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert ".hidden.txt" in printed and "nothing.txt: is empty" in printed
 
 
 def test_one_bad_row_is_set_aside_and_named(tmp_path, capsys):
