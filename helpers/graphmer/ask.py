@@ -10,14 +10,16 @@ import contextlib
 import difflib
 import re
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from helpers.data.words import code_words
+
 from .graph.extraction import load_graph
-from .graph.knowledge_graph import EXTERNAL, UNKNOWN, Entity, KnowledgeGraph, unresolved
+from .graph.knowledge_graph import Entity, KnowledgeGraph, unresolved
 from .graph.repository import Repository
 from .graph.resolution import Resolver, Targets, join, only
 from .graph.scopes import Expression, ImportedName, Meaning, Module, Scope, Use, Value
@@ -40,8 +42,8 @@ class Answer(NamedTuple):
     """Another end of the relation.
 
     status: "known", the sources prove it · "overridden", they prove a call of the method that this one overrides, or is
-        overridden by · "one of", it is this or one of those in `could_be` · "inferred", by jedi · "open", they name it there, and
-        do not prove what is meant.
+        overridden by · "one of", it is this or one of those in `could_be` · "inferred", nothing else has this name, which is of
+        several words, or jedi says so · "open", they name it there, and do not prove what is meant.
     kind: how it is used: "called", "decorates", "raised", "passed" and so on; "text" for a word that is no name of the language.
     steps: uses in between, and one more. defined: file:line of its definition. mentioned: file:line of each mention.
     source: the line of the first mention. could_be: what else may be meant.
@@ -58,9 +60,9 @@ class Answer(NamedTuple):
 
 
 class Site(NamedTuple):
-    """One mention: in which definition of which file, and what is said of it."""
+    """One mention: the other end's name, in which file, and what is said of it."""
 
-    owner: str
+    name: str
     status: str
     kind: str
     file: str
@@ -74,6 +76,7 @@ class Asked:
 
     def __init__(self, repository: str | Path):
         self.repository = Repository(repository)
+        self._scripts: dict[str, Any] = {}  # jedi's, by file
 
     @cached_property
     def graph(self) -> KnowledgeGraph:
@@ -91,7 +94,7 @@ class Asked:
         name: qualified name of a definition, or the end of one that no other has; of a Java method all overloads, where it is
             written without parameters.
         relation: "called_by" (every use, with its kind), "calls" or "impact" (all that reach it over uses that run it).
-        infer: whether jedi, where it is installed, is asked about open lines, for three seconds.
+        infer: whether open lines may be inferred; where jedi is installed, it is asked about them for three seconds.
 
         Raises ValueError: an unknown name (with near ones) or relation.
         """
@@ -100,7 +103,7 @@ class Asked:
         self.repository.refresh()
         group = self.group(name)
         if relation == "calls":
-            return [answer for entity in group for answer in self._called(entity)]
+            return self._answers([site for entity in group for site in self._called(entity)])
         sites = self.uses(name, infer)
         if relation == "impact":
             unproved = [site for site in sites if site.status not in (KNOWN, OVERRIDDEN)]
@@ -152,20 +155,7 @@ class Asked:
             return matches
         if matches:
             raise ValueError(f"name={name!r}: {len(bases)} have this name: {_some(sorted(bases))}; give a longer one")
-        if self._is_used_from_outside(name):
-            return [name]
         raise ValueError(f"name={name!r}: none of {len(names):,} definitions has this name; {_near(name, names)}")
-
-    def _is_used_from_outside(self, name: str) -> bool:
-        """Whether the sources prove a use of what is defined elsewhere, `json.dumps`."""
-        last = name.rpartition(".")[2]
-        entity = Entity(name, UNKNOWN, last, EXTERNAL)
-        for resolver in self.repository.resolvers.values() if "." in name else ():
-            self.repository.entities[name] = (resolver, entity)
-            if any(site.status == KNOWN for site in self._sites([name])):
-                return True
-            del self.repository.entities[name]
-        return False
 
     def _definitions(self) -> dict[str, str]:
         """All but parameters, each with its name as one asks for it."""
@@ -188,24 +178,14 @@ class Asked:
                     site = self._site(resolver, use, entities, file, is_named=last == name)
                     if site:
                         sites.append(site)
-        if any(site.status == OPEN for site in sites):
-            could_be = _some(self._candidates(name))
-            sites = [site._replace(could_be=could_be) if site.status == OPEN else site for site in sites]
-        distances = self._distances(group)
-        return sorted(sites, key=lambda site: distances.get(site.file, 2))
+        could_be = _some(self._candidates(name))
+        return [site._replace(could_be=could_be) if site.status == OPEN else site for site in sites]
 
     def _candidates(self, name: str) -> list[str]:
         """All definitions of a name that a use of it may mean."""
-        others = (*_VARIABLES, "module", "package", "parameter")
+        others = ("module", "package", "parameter")
         entities = self.repository.entities.items()
         return [shown for shown, (_, entity) in entities if entity.name == name and entity.type not in others]
-
-    def _distances(self, group: list[str]) -> dict[str, int]:
-        """0 for the file of a definition, 1 for files that name its module."""
-        resolver, entity = self.repository.entities[group[0]]
-        word = entity.module.rpartition(".")[2]
-        near = dict.fromkeys(self.repository.files_with({word}) if word else (), 1)
-        return near | {self.repository.files.get((resolver, entity.module), ""): 0}
 
     def _site(self, resolver: Resolver, use: Use, entities: list[Entity], file: str, is_named: bool) -> Site | None:
         """What is said of a mention; None where it is one of something else."""
@@ -231,7 +211,8 @@ class Asked:
         kind = use.kind
         if entities[0].type in _VARIABLES or resolver.is_property(Value(entities[0].id)):
             kind = kind if kind in _OF_VARIABLES else "read"
-        return Site(use.scope.owner, status, kind, file, use.line, use.column, could_be)
+        name = self.repository.names.get((resolver, use.scope.owner), use.scope.owner)
+        return Site(name, status, kind, file, use.line, use.column, could_be)
 
     def _targets(self, resolver: Resolver, use: Use, entity: Entity) -> Targets:
         if use.kind in ("written", "deleted") or entity.type in _VARIABLES or resolver.is_property(Value(entity.id)):
@@ -323,66 +304,52 @@ class Asked:
                 if word.search(line) and (file, number) not in definitions:
                     yield Site(module.id, OPEN, "text", file, number, 0)
 
-    # ---- what jedi infers
+    # ---- what is inferred
 
     def _inferred(self, group: list[str], sites: list[Site]) -> Iterator[Site]:
-        """The sites; open ones that jedi says to be of the asked name are inferred. It is asked for three seconds at most."""
-        try:
-            import jedi
-        except ImportError:
-            yield from sites
-            return
-        resolver, _ = self.repository.entities[group[0]]
-        definitions = set()
-        for name in group:
-            entity = self.repository.entities[name][1]
-            definitions.add((self.repository.files.get((resolver, entity.module)), entity.line))
-        root = self.repository.folder.resolve()
-        project, scripts = jedi.Project(root), {}
+        """The sites; open ones that are likely of the asked name are inferred. jedi is asked for three seconds at most."""
+        definitions = [self._defined_at(name) for name in group]
+        word = self.repository.entities[group[0]][1].name
+        is_only_one = len(code_words(word)) > 1 and {*self._candidates(word)} <= {*group}
+        scripts: dict[str, Any] = {}
         end = time.monotonic() + _INFERENCE_SECONDS
         for site in sites:
-            if site.status != OPEN or not site.file.endswith(".py") or time.monotonic() > end:
-                yield site
-                continue
-            places = []
-            with contextlib.suppress(Exception):  # jedi fails on some code in many ways; the line stays open
-                if site.file not in scripts:
-                    scripts[site.file] = jedi.Script(path=root / site.file, project=project)
-                for found in scripts[site.file].goto(site.line, site.column, follow_imports=True):
-                    if found.module_path and found.module_path.is_relative_to(root):
-                        places.append((found.module_path.relative_to(root).as_posix(), found.line))
-            yield site._replace(status=INFERRED) if definitions.intersection(places) else site
+            is_inferred = site.status == OPEN and is_only_one
+            if site.status == OPEN and not is_inferred and site.file.endswith(".py") and time.monotonic() < end:
+                is_inferred = not self._goes_to(site, scripts).isdisjoint(definitions)
+            yield site._replace(status=INFERRED) if is_inferred else site
+
+    def _goes_to(self, site: Site, scripts: dict[str, Any]) -> set[str]:
+        """file:line of each definition that jedi finds for a mention; none where it is not installed."""
+        folder, places = self.repository.folder.resolve(), set()
+        with contextlib.suppress(Exception):  # it fails on some code in many ways
+            import jedi
+
+            if site.file not in scripts:
+                project = jedi.Project(self.repository.sources.outermost)
+                scripts[site.file] = jedi.Script(path=folder / site.file, project=project)
+            for name in scripts[site.file].goto(site.line, site.column, follow_imports=True):
+                places.add(f"{name.module_path.relative_to(folder).as_posix()}:{name.line}")
+        return places
 
     # ---- what it calls, what a change reaches
 
-    def _called(self, name: str) -> list[Answer]:
+    def _called(self, name: str) -> Iterator[Site]:
         resolver, entity = self.repository.entities[name]
         file = self.repository.files.get((resolver, entity.module))
-        answers = {}
         for use in self.repository.mentions(file) if file else ():
             if use.scope.owner != entity.id or use.kind not in CALLS:
                 continue
+            place = (use.kind, file, use.line, use.column)
             targets = resolver.mentioned(use.scope, use.chain)
-            for answer in self._forward(resolver, use, targets, file):
-                key = (answer.name, answer.status, answer.source if answer.status == OPEN else "")
-                first = answers.setdefault(key, answer)
-                if first is not answer:
-                    answers[key] = first._replace(mentioned=_more(first.mentioned, use.line))
-        return sorted(answers.values(), key=lambda answer: STATUSES.index(answer.status))
-
-    def _forward(self, resolver: Resolver, use: Use, targets: Targets, file: str) -> Iterator[Answer]:
-        place, source = self.repository.place(file, use.line), self.repository.line(file, use.line)
-        values = [value for value in targets.values if not value.is_instance]
-        for value in values if targets.complete else ():
-            shown = self.repository.names.get((resolver, value.entity), value.entity)
-            others = [one.entity for one in values if one is not value]
-            defined = self._defined_at(resolver, value.entity)
-            yield Answer(shown, ONE_OF if others else KNOWN, use.kind, 1, defined, place, source, _some(others))
-        if not targets.complete:
-            name = use.chain.rpartition(".")[2].partition("/")[0]
-            if name.isidentifier():
-                could_be = _some(self._candidates(name))
-                yield Answer(unresolved(name), OPEN, use.kind, 1, "", place, source, could_be)
+            values = [value.entity for value in targets.values if not value.is_instance]
+            last = use.chain.rpartition(".")[2].partition("/")[0]
+            if not targets.complete and last.isidentifier():
+                yield Site(unresolved(last), OPEN, *place, _some(self._candidates(last)))
+            for value in values if targets.complete else ():
+                shown = self.repository.names.get((resolver, value), value)
+                others = [other for other in values if other != value]
+                yield Site(shown, ONE_OF if others else KNOWN, *place, _some(others))
 
     def _impact(self, group: list[str], sites: list[Site]) -> list[Answer]:
         """All that reach it, each by the fewest uses; what is not proved is not followed."""
@@ -390,38 +357,34 @@ class Asked:
         todo = [(name, KNOWN, 0) for name in group]
         for name, status, steps in todo:
             for site in sites if name in group else self._sites([name]):
-                if site.status not in (KNOWN, OVERRIDDEN) or site.kind in _STATIC:
-                    continue
-                [answer] = self._answers([site])
-                if answer.name in reached or answer.name in group:
+                is_proved = site.status in (KNOWN, OVERRIDDEN) and site.kind not in _STATIC
+                if not is_proved or site.name in reached or site.name in group:
                     continue
                 combined = OVERRIDDEN if OVERRIDDEN in (status, site.status) else KNOWN
-                reached[answer.name] = answer._replace(status=combined, steps=steps + 1)
-                _, entity = self.repository.entities[answer.name]
+                [answer] = self._answers([site])
+                reached[site.name] = answer._replace(status=combined, steps=steps + 1)
+                _, entity = self.repository.entities[site.name]
                 if entity.type not in ("module", "package"):
-                    todo.append((answer.name, combined, steps + 1))
+                    todo.append((site.name, combined, steps + 1))
         return [*reached.values()]
 
     # ---- answers
 
     def _answers(self, sites: Iterable[Site]) -> list[Answer]:
-        """One for each definition, status and kind; of what is open one for each text of a line."""
+        """One for each name, status and kind; of what is open one for each text of a line."""
         answers: dict[tuple, Answer] = {}
         for site in sites:
-            resolver, _ = self.repository.modules[site.file]
-            name = self.repository.names.get((resolver, site.owner), site.owner)
             source = self.repository.line(site.file, site.line)
-            key = (name, site.status, site.kind, source if site.status == OPEN else "")
+            key = (site.name, site.status, site.kind, source if site.status == OPEN else "")
             if key in answers:
                 answers[key] = answers[key]._replace(mentioned=_more(answers[key].mentioned, site.line))
                 continue
-            place = self.repository.place(site.file, site.line)
-            defined = self._defined_at(resolver, site.owner)
-            answers[key] = Answer(name, site.status, site.kind, 1, defined, place, source, site.could_be)
+            place, defined = self.repository.place(site.file, site.line), self._defined_at(site.name)
+            answers[key] = Answer(site.name, site.status, site.kind, 1, defined, place, source, site.could_be)
         return sorted(answers.values(), key=lambda answer: (STATUSES.index(answer.status), answer.kind not in CALLS))
 
-    def _defined_at(self, resolver: Resolver, name: str) -> str:
-        entity = resolver.defined.get(name)
+    def _defined_at(self, name: str) -> str:
+        resolver, entity = self.repository.entities.get(name, (None, None))
         file = self.repository.files.get((resolver, entity.module)) if entity else None
         return self.repository.place(file, entity.line) if file and entity.line else ""
 
@@ -464,10 +427,8 @@ def _more(mentioned: str, line: int) -> str:
 
 def _near(name: str, names: dict[str, str]) -> str:
     parts = name.count(".") + 1
-    ends = defaultdict(list)
-    for one, base in names.items():
-        ends[".".join(base.split(".")[-parts:]).lower()].append(one)
-    near = [one for end in difflib.get_close_matches(name.lower(), ends, n=5, cutoff=0.7) for one in sorted(ends[end])]
+    bases = {".".join(base.split(".")[-parts:]): base for base in names.values()}
+    near = [bases[end] for end in difflib.get_close_matches(name, bases, n=5, cutoff=0.7)]
     return f"did you mean {_some(near)}?" if near else "give the qualified name of a function or class"
 
 

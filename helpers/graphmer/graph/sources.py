@@ -50,7 +50,7 @@ def find_sources(folder: str | Path, include_tests: bool, notebooks: bool = Fals
 class Sources:
     """Files of a folder, by their paths below it with forward slashes.
 
-    above: the folders of packages around it, as "package/", where it lies in one. projects: folders below, named from the outermost
+    above: the folders of packages around it, as "package/", where it lies in one; outermost: the folder above them. projects: folders below, named from the outermost
     package, that pip installs from. read: path, module, language and sha256 of each file that was parsed. failed: path and error of
     each other one. listing: these files, and what is skipped.
     """
@@ -64,6 +64,7 @@ class Sources:
         while root.name and (root / "__init__.py").is_file():
             self.above = f"{root.name}/{self.above}"
             root = root.parent
+        self.outermost = root
         parts = ((self.above + file).rpartition("/") for file in found)
         self.projects = {folder for folder, _, name in parts if name in PROJECT_FILES}
         self.read: list[dict] = []
