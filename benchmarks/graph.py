@@ -10,11 +10,12 @@ a constructor. A call that reached nothing of the package but a function of this
 site counts once. Right is one answer, which names this function, the same one of a base class (what is proved is the call of a
 method, whoever overrides it), or the class that is made; "one of" is no right answer. Recall is the share of calls that are
 answered rightly, precision the share of answers that are right. Rivals answer with a file and a line, which are looked up among all
-definitions. They are asked about `--calls` calls of each package, drawn once, and the resolver is counted on these, too; times are
-processor times of what was asked, those of basedpyright with its reading of the package.
+definitions. They are asked about `--calls` calls of each package, drawn once, and the resolver is counted on these, too, alone and
+with what the product infers where it is asked who uses the definitions of the name; times are processor times of what was asked, those
+of basedpyright with its reading of the package.
 
 **References.** For `--references` definitions of each package, drawn once, the lines that basedpyright's "find references" names,
-and which of these an answer of ours has. The name matcher answers with the only definition of a name.
+and which of these an answer of ours has, inferred ones included. The name matcher answers with the only definition of a name.
 
 What was traced and measured is kept in FOLDER, where a run that was interrupted goes on. Writes docs/results/graphmer_graph.json.
 """
@@ -244,9 +245,9 @@ def definitions_of(files: Iterable[str], package: Path) -> dict[tuple[str, int],
     return definitions
 
 
-def resolver(package: Path) -> tuple[Callable[[Site, int], set[str]], Callable[[Site, int], set[str]]]:
-    """What the sources of a package prove; and the only definition of a name."""
-    from helpers.graphmer.ask import Asked
+def resolver(package: Path) -> tuple[Callable[[Site, int], set[str]], ...]:
+    """What the sources of a package prove; that, and what is inferred of open calls; and the only definition of a name."""
+    from helpers.graphmer.ask import INFERRED, Asked
 
     asked = Asked(package)
     repository = asked.repository
@@ -270,10 +271,27 @@ def resolver(package: Path) -> tuple[Callable[[Site, int], set[str]], Callable[[
             value = names.member(value, "__call__").one
         return {value.entity.partition("#")[0]} if value and value.entity in names.defined else set()
 
+    uses: dict[str, set] = {}
+
+    def inferred(site: Site, column: int) -> set[str]:
+        file, line, word = site
+        proved = answers(site, column)
+        candidates = set()
+        for name in () if proved else defined[word]:
+            if name not in uses:
+                uses[name] = {
+                    (str(package / use.file), use.line, use.column)
+                    for use in asked.uses(name)
+                    if use.status == INFERRED
+                }
+            if (file, line, column) in uses[name]:
+                candidates.add(name)
+        return proved or candidates
+
     def only_one(site: Site, _: int) -> set[str]:
         return defined[site[2]] if len(defined[site[2]]) == 1 else set()
 
-    return answers, only_one
+    return answers, inferred, only_one
 
 
 def by_jedi(package: Path, definitions: dict[tuple[str, int], str]) -> Callable[[Site, int], set[str]]:
@@ -398,7 +416,7 @@ def measured(packages: Packages, name: str, most_calls: int, most_references: in
     calls = {file: calls_of(file) for file in files}
     right = truth(rows, calls)
     start = time.process_time()
-    ours, only_one = resolver(package)
+    ours, inferred, only_one = resolver(package)
     reading = round(time.process_time() - start, 2)
     found = {
         "lines": sum(Path(file).read_bytes().count(b"\n") for file in files),
@@ -416,7 +434,7 @@ def measured(packages: Packages, name: str, most_calls: int, most_references: in
         return {definitions[place] for place in server.lines("definition", file, line, column) if place in definitions}
 
     tools = {"jedi": jedi, "basedpyright": by_basedpyright, "resolver on these": ours}
-    tools["resolver and jedi on these"] = lambda *call: ours(*call) or jedi(*call)
+    tools["resolver and inferred on these"] = inferred
     for tool, answers in tools.items():
         found[tool] = scored(name, right, answers, drawn)
     found["basedpyright"]["seconds"] = round(server.end(), 2)
@@ -442,7 +460,7 @@ def references(packages: Packages, package: Path, files: list[str], most: int) -
         theirs = set(server.lines("references", path, line, text.index(word)))
         theirs = {place for place in theirs if place[0] in files}
         start = time.process_time()
-        sites = asked.uses(name, infer=False)
+        sites = asked.uses(name)
         seconds += time.process_time() - start
         ours = {(str(package / site.file), site.line): site for site in sites}
         known = {place for place, site in ours.items() if site.status != OPEN}

@@ -31,7 +31,7 @@ def headline() -> str:
     return (
         f"**Of {pooled['resolver']['reached']:,} calls that the tests of {packages} packages made, none of which served for a choice, the "
         f"resolver answers {counts['resolver'][0]} rightly, and {counts['resolver'][1]} of its answers are right**. On "
-        f"{pooled['jedi']['reached']} of these calls the resolver with jedi has {counts['resolver and jedi on these'][0]}, jedi alone "
+        f"{pooled['jedi']['reached']} of these calls the resolver with what is inferred has {counts['resolver and inferred on these'][0]}, jedi alone "
         f"{counts['jedi'][0]} and basedpyright {counts['basedpyright'][0]}. In code search the encoder adds nothing to words "
         f"(a mean reciprocal rank of {spread(words['mrr_by_seed'])} without it and {spread(trained['mrr_by_seed'])} with it). {_tuned()}"
     )
@@ -109,7 +109,7 @@ TOOLS = {
     "resolver": "resolver",
     "only definition of the name": "the only definition of the name",
     "resolver on these": "resolver, on the calls that the rivals were asked",
-    "resolver and jedi on these": "resolver, and jedi where it leaves a call open",
+    "resolver and inferred on these": "resolver, with what is inferred of open calls",
     "jedi": "jedi",
     "basedpyright": "basedpyright",
 }
@@ -186,7 +186,7 @@ def asking() -> str:
     found = result("graphmer_graph.json")["asking"]
     return (
         f"The shell's answer about {found['package']} ({found['lines']:,} lines) takes {found['new']:.1f} s of processor time, and "
-        f"{found['cached']:.1f} s once its files are kept; both with what jedi infers."
+        f"{found['cached']:.1f} s once its files are kept; both with what is inferred."
     )
 
 

@@ -192,30 +192,26 @@ class Asked:
         ids = {entity.id for entity in entities}
         targets = self._targets(resolver, use, entities[0])
         meant = [value.entity for value in targets.values if not value.is_instance]
-        hits = ids.intersection(meant)
+        methods = [value.entity for value in targets.values if not value.exact and not value.is_instance]
         status, could_be = OPEN, ""
-        if hits:
-            if targets.one:
-                status = KNOWN
-            elif targets.complete:
-                status = ONE_OF
-            could_be = _some([one for one in meant if one not in hits or len(meant) > 1]) if status != KNOWN else ""
+        if ids.intersection(meant):
+            status = KNOWN
         elif targets.complete and targets.values:
-            methods = [value.entity for value in targets.values if not value.exact and not value.is_instance]
             if not any(ids.intersection(resolver.overriders(method)) for method in methods):
                 return None
-            status = OVERRIDDEN if targets.one else ONE_OF
-            could_be = "" if targets.one else _some(meant)
+            status = OVERRIDDEN
         elif not is_named or not self._may_be(resolver, use, entities):
             return None
+        if status != OPEN and not targets.one:
+            status, could_be = ONE_OF if targets.complete else OPEN, _some(meant)
         kind = use.kind
-        if entities[0].type in _VARIABLES or resolver.is_property(Value(entities[0].id)):
-            kind = kind if kind in _OF_VARIABLES else "read"
+        if _is_read(resolver, entities[0]) and kind not in _OF_VARIABLES:
+            kind = "read"
         name = self.repository.names.get((resolver, use.scope.owner), use.scope.owner)
         return Site(name, status, kind, file, use.line, use.column, could_be)
 
     def _targets(self, resolver: Resolver, use: Use, entity: Entity) -> Targets:
-        if use.kind in ("written", "deleted") or entity.type in _VARIABLES or resolver.is_property(Value(entity.id)):
+        if use.kind in ("written", "deleted") or _is_read(resolver, entity):
             return resolver.places(use.scope, use.chain)
         targets = resolver.mentioned(use.scope, use.chain)
         if entity.name == "__init__":
@@ -225,8 +221,7 @@ class Asked:
         return targets
 
     def _constructor(self, resolver: Resolver, value: Value) -> Targets:
-        is_class = not value.is_instance and value.entity in resolver.classes
-        if not is_class:
+        if value.is_instance or value.entity not in resolver.classes:
             return only(value)
         classes = [value.entity] if value.exact else [value.entity, *resolver.subclasses(value.entity)]
         return join([resolver.constructor(entity) for entity in classes])
@@ -239,23 +234,17 @@ class Asked:
             return any(self._fits_java(resolver, use, entity, before, last) for entity in entities)
         if dot or use.kind in CALLS:
             return True
-        scope: Scope | None = use.scope
-        while scope and scope.kind != "module":
-            if use.chain in scope.names and scope.kind != "class":
-                return False
-            scope = scope.parent
-        return entities[0].type not in ("method", "field")
+        binder = resolver.binder(use.scope, use.chain)
+        is_local = binder is not None and binder.kind in ("function", "block")
+        return not is_local and entities[0].type not in ("method", "field")
 
     def _fits_java(self, resolver: Resolver, use: Use, entity: Entity, before: str, last: str) -> bool:
         name, _, count = last.partition("/")
         owner, _, signature = entity.id.rpartition(")")[0].partition("(")
         parameters = signature.split(",") if signature else []
-        is_variadic = signature.endswith("...")
-        if (
-            count.isdigit()
-            and int(count) != len(parameters)
-            and not (is_variadic and int(count) >= len(parameters) - 1)
-        ):
+        most = 99 if signature.endswith("...") else len(parameters)
+        least = len(parameters) - (most == 99)
+        if count.isdigit() and not least <= int(count) <= most:
             return False
         if not before:  # inherited or imported methods are resolved; a nameless class may inherit from anything
             scope: Scope | None = use.scope
@@ -264,8 +253,7 @@ class Asked:
             return scope is not None
         scope = resolver.classes.get(owner.rpartition(".")[0])
         is_virtual = scope is not None and f"{name}({signature})" in scope.names
-        is_type = before[0].isupper() and "." not in before and "(" not in before and "/" not in before
-        return is_virtual and not is_type
+        return is_virtual and not re.fullmatch(r"[A-Z]\w*", before)
 
     def _words(self, resolver: Resolver, entities: list[Entity]) -> dict[str, set[str]]:
         """File -> the names under which definitions are used there: their own, those of classes that a constructor makes, aliases."""
@@ -274,7 +262,7 @@ class Asked:
             owner = entity.id.rpartition(".")[0]
             if entity.type == "constructor" and owner in resolver.classes:
                 words |= {resolver.defined[one].name for one in (owner, *resolver.subclasses(owner))}
-        has_aliases = entities[0].type not in _VARIABLES and not resolver.is_property(Value(entities[0].id))
+        has_aliases = not _is_read(resolver, entities[0])
         words_of: dict[str, set[str]] = {}
         todo = [words]
         for shared in todo:
@@ -387,6 +375,11 @@ class Asked:
         resolver, entity = self.repository.entities.get(name, (None, None))
         file = self.repository.files.get((resolver, entity.module)) if entity else None
         return self.repository.place(file, entity.line) if file and entity.line else ""
+
+
+def _is_read(resolver: Resolver, entity: Entity) -> bool:
+    """Whether naming it gives its value: a variable, a field or a property."""
+    return entity.type in _VARIABLES or resolver.is_property(Value(entity.id))
 
 
 def _add_aliases(module: Module, names: set[str]) -> set[str]:

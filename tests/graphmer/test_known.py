@@ -199,7 +199,7 @@ def test_what_is_known_is_what_runs(tmp_path, monkeypatch, name):
             ):  # made by the library; wraps and calls it
                 right |= {"m.N", "m.f"}
             reached.setdefault((line, column, word), set()).update(right)
-    answers, _ = resolver(tmp_path)
+    answers, _, _ = resolver(tmp_path)
     assert truth(rows, {file: calls}) or reached
     for (line, column, word), right in reached.items():
         known = answers((file, line, word), column)

@@ -41,7 +41,7 @@ def compared() -> dict:
     package = Path(jinja2.__file__).parent
     rows = watched(f"{package}/", render)
     right = truth(rows, {str(path): calls_of(str(path)) for path in package.rglob("*.py")})
-    known, only_name = resolver(package)
+    known, _, only_name = resolver(package)
     return {
         "known": scored("jinja2", right, known, right),
         "only definition of the name": scored("jinja2", right, only_name, right),

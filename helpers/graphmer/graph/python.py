@@ -15,6 +15,7 @@ from .knowledge_graph import DEFINED, Entity
 from .scopes import NOTHING, OPAQUE, Expression, Known, Meaning, Module, Scope, Value
 
 _CLASS_METHODS = {"__new__", "__init_subclass__", "__class_getitem__"}
+_MAKE_CONSTRUCTORS = ("dataclass", "define", "frozen", "mutable", "attrs", "s")
 _LITERALS = {
     ast.JoinedStr: "<str>",
     ast.List: "<list>",
@@ -288,9 +289,9 @@ def _function(node, scope, stack):
     else:
         kind = ("constructor" if name == "__init__" else "method") if in_class else "function"
         entity = _defined(kind, node, scope)
+        _decorated(node, entity, scope)
     inner = Scope("function", entity, f"{entity}.<locals>.", scope, module)
     module.todo.append((inner, [node.body]))
-    _decorated(node, entity, scope)
 
     parameters = [*node.args.posonlyargs, *node.args.args]
     if parameters:
@@ -411,6 +412,8 @@ def _class(node, scope, stack):
     _decorated(node, entity, scope)
     stack += (node.keywords, node.bases, node.decorator_list)
     inner = Scope("class", entity, f"{entity}.", scope, scope.module)
+    if any(chain_of(_called(decorator)).rpartition(".")[2] in _MAKE_CONSTRUCTORS for decorator in node.decorator_list):
+        inner.names["__init__"] = [OPAQUE]
     for base in node.bases:
         inner.bases.append(("inherits_from", chain_of(base.value if type(base) is ast.Subscript else base)))
     for keyword in node.keywords:

@@ -28,8 +28,7 @@ FUNCTIONS = ("function", "method", "constructor", "test")
 _PROPERTIES = {"builtins.property", "functools.cached_property", "abc.abstractproperty", "enum.property"}
 # Decorators that give back what they decorate, or what does the same when it is called and returns the same.
 _TRANSPARENT = {
-    *_PROPERTIES, "builtins.staticmethod", "builtins.classmethod", "builtins.property.setter", "builtins.property.getter",
-    "builtins.property.deleter", "functools.lru_cache", "functools.cache", "functools.wraps", "functools.total_ordering",
+    *_PROPERTIES, "builtins.staticmethod", "builtins.classmethod", "functools.lru_cache", "functools.cache", "functools.wraps", "functools.total_ordering",
     "abc.abstractmethod", "abc.abstractclassmethod", "abc.abstractstaticmethod", "typing.overload", "typing.final",
     "typing.override", "typing.no_type_check", "typing.runtime_checkable", "typing.dataclass_transform",
     "typing_extensions.overload", "typing_extensions.final", "typing_extensions.override", "typing_extensions.deprecated",
@@ -44,7 +43,6 @@ _WRAPPERS = {
     "builtins.classmethod",
     "builtins.property",
 }  # as functions: of what they were given
-_MAKE_CONSTRUCTORS = ("dataclass", "define", "frozen", "mutable", "attrs", "s")
 # Bases outside of the sources that bring no method which a class in them could need.
 _PLAIN_BASES = {
     "typing.Generic",
@@ -131,7 +129,6 @@ class Resolver:
         self.passing: dict[str, int] = {}
         self._below: dict[str, list[str]] | None = None
         self._subclasses: dict[str, list[str]] = {}
-        self._families: dict[str, set[str]] = {}
 
     def _read_stores(self) -> None:
         for module in self.modules.values():
@@ -212,7 +209,7 @@ class Resolver:
         if last == "^":
             return self.value(scope, chain[:-1]).each(lambda value: only(value._replace(is_instance=False)))
         if last == "~":
-            return self.value(scope, chain[:-1]).each(self._awaited)
+            return self.value(scope, chain[:-3]).each(self._awaited) if chain.endswith("()~") else OPEN
         if chain[0] == "?":
             return OPEN
         if ":" in chain:
@@ -236,19 +233,22 @@ class Resolver:
         if name[0] == "<":
             value = self._builtin(name[1:-1])
             return only(value and value._replace(is_instance=True))
+        binder = self.binder(scope, name)
+        if binder is None or binder.kind == "module":
+            member = self._module_member(scope.module, name)
+            return only(self._builtin(name)) if member is None else member
+        targets = self._meanings(binder.names[name], binder.module)
+        if binder.kind == "class":  # before its line a name in a class is that of the module
+            outer = self._name(binder.parent, name)
+            return join([targets, outer]) if outer.values else targets
+        return targets
+
+    def binder(self, scope: Scope, name: str) -> Scope | None:
+        """The scope whose name it is."""
         looking: Scope | None = scope.declared.get(name, scope)
-        while looking:
-            if looking.kind == "module":
-                member = self._module_member(looking.module, name)
-                return only(self._builtin(name)) if member is None else member
-            if name in looking.names and (looking is scope or looking.kind != "class"):
-                targets = self._meanings(looking.names[name], looking.module)
-                if looking.kind == "class":  # before its line a name in a class is that of the module
-                    outer = self._name(looking.parent, name)
-                    return join([targets, outer]) if outer.values else targets
-                return targets
+        while looking and (name not in looking.names or (looking is not scope and looking.kind == "class")):
             looking = looking.parent
-        return only(self._builtin(name))
+        return looking
 
     def _meanings(self, meanings: Iterable[Meaning], module: Module) -> Targets:
         return join([self._meaning(meaning, module) for meaning in meanings if meaning is not NOTHING])
@@ -281,7 +281,7 @@ class Resolver:
         parent = self.module(dots + package, importer)
         if parent is None:
             return None
-        if not self._is_external(parent.entity):  # os.path is an attribute of os, one of two that offer the same
+        if parent.entity not in self.external:  # os.path is an attribute of os, one of two that offer the same
             for value in self._attribute(parent, last).values:
                 if self.type_of(value.entity) in ("module", "package"):
                     return value
@@ -339,11 +339,7 @@ class Resolver:
     def _attribute(self, value: Value, name: str) -> Targets:
         """What `value.name` gives; of a property what it returns."""
         targets = self.attribute(value, name)
-        if not value.is_instance or not any(
-            target.entity in self.classes or self.is_property(target) for target in targets.values
-        ):
-            return targets
-        return targets.each(self._read)
+        return targets.each(self._read) if value.is_instance else targets
 
     def _read(self, value: Value) -> Targets:
         if self.is_property(value):
@@ -368,9 +364,7 @@ class Resolver:
             return only(Value(entity, False, value.exact))
         if entity in self.classes or _builtin_class(entity):
             return self.member(value, name)
-        if self.is_property(value) and name in ("getter", "setter", "deleter"):
-            return only(self._outside(f"builtins.property.{name}", "method"))
-        if self._is_imported(value):
+        if entity in self.external and not value.is_instance and not entity.startswith("builtins."):
             return only(self._outside(f"{entity}.{name}", UNKNOWN))
         return OPEN
 
@@ -387,39 +381,31 @@ class Resolver:
         if self.type_of(entity) in CLASSES:
             instance = Value(entity, True, called.exact)
             return only(instance) if self.makes_instances(entity) else Targets((instance,), False)
-        module = self.module_of.get(entity)
-        if module is None:
-            return OPEN
-        functions = [entity] if called.exact else [entity, *self.overriders(entity)]
-        if any(function in module.asynchronous for function in functions):
-            return only(Value(entity, True, called.exact))  # the coroutine of the function
-        return join([self._returned(function) for function in functions])
+        return self._returned(called, is_awaited=False)
 
-    def _returned(self, function: str) -> Targets:
-        module = self.module_of[function]
-        if function in module.decorators and self.passes(function) < 2:
-            return OPEN
-        meanings = module.results.get(function) or module.returned.get(function, ())
-        return self._meanings(meanings, module)
+    def _awaited(self, called: Value) -> Targets:
+        return OPEN if called.is_instance else self._returned(called, is_awaited=True)
 
-    def _awaited(self, value: Value) -> Targets:
-        module = self.module_of.get(value.entity)
-        if module is None or not value.is_instance or value.entity not in module.asynchronous:
-            return OPEN
-        functions = [value.entity] if value.exact else [value.entity, *self.overriders(value.entity)]
-        return join([self._returned(function) for function in functions])
+    def _returned(self, called: Value, is_awaited: bool) -> Targets:
+        parts = []
+        for function in [called.entity] if called.exact else [called.entity, *self.overriders(called.entity)]:
+            module = self.module_of.get(function)
+            if module is None or self.passes(function) < 2 or is_awaited != (function in module.asynchronous):
+                return OPEN
+            targets = self._meanings(module.results.get(function, ()), module)
+            if not targets.values:  # no annotation says what it is
+                targets = self._meanings(module.returned.get(function, ()), module)
+            parts.append(targets)
+        return join(parts)
 
     def _declared(self, value: Value) -> Targets:
-        """An instance of the class that an annotation admits."""
+        """An instance of the class that an annotation admits, or of any other where it names a protocol."""
         is_class = not value.is_instance and self.type_of(value.entity) in CLASSES
         if not is_class or value.entity in ("builtins.object", "builtins.type"):
             return OPEN
-        return Targets((Value(value.entity, True, False),), not self.is_protocol(value.entity))
-
-    def is_protocol(self, entity: str) -> bool:
-        """Whether objects of other classes are admitted where this class is named."""
-        scope = self.classes.get(entity)
-        return scope is not None and any(base.rpartition(".")[2] == "Protocol" for _, base in scope.bases)
+        scope = self.classes.get(value.entity)
+        is_protocol = scope is not None and any("Protocol" in base for _, base in scope.bases)
+        return Targets((Value(value.entity, True, False),), not is_protocol)
 
     def makes_instances(self, entity: str) -> bool:
         """Whether calling a class gives an instance of it: no `__new__` and no metaclass gives another thing."""
@@ -438,20 +424,7 @@ class Resolver:
 
     def constructor(self, entity: str) -> Targets:
         """The `__init__` in the sources that calling a class runs."""
-        order = self.order(entity)
-        if not self.makes_instances(entity):
-            return OPEN
-        for owner in order:
-            scope = self.classes.get(owner)
-            if scope is None:
-                return OPEN
-            if "__init__" in scope.names:
-                return self.lookup([owner], "__init__", is_instance=False)
-            decorators = scope.module.decorators.get(owner, ())
-            chains = (one.chain.removesuffix("()").rpartition(".")[2] for one in decorators if one is not OPAQUE)
-            if any(chain in _MAKE_CONSTRUCTORS for chain in chains):
-                return OPEN
-        return OPEN
+        return self.lookup(self.order(entity), "__init__", False) if self.makes_instances(entity) else OPEN
 
     # ---- decorators
 
@@ -473,12 +446,11 @@ class Resolver:
 
     def passes(self, entity: str) -> int:
         """0: its decorators may put anything in its place · 1: its calls run it · 2: and they give what it gives."""
-        module = self.module_of.get(entity)
-        if module is None or entity not in module.decorators:
-            return 2
         if entity not in self.passing:
+            module = self.module_of.get(entity)
             self.passing[entity] = 0
-            self.passing[entity] = min(self._passed(decorator) for decorator in module.decorators[entity])
+            decorators = module.decorators.get(entity, ()) if module else ()
+            self.passing[entity] = min(map(self._passed, decorators), default=2)
         return self.passing[entity]
 
     def _passed(self, decorator: Meaning) -> int:
@@ -493,12 +465,8 @@ class Resolver:
             return 2
         if entity in _RUNNING:
             return 1
-        returned = self._gives_argument(entity)
-        if name == decorator.chain or entity not in self.module_of:
-            return returned
-        inner = self.module_of[entity].returned.get(entity, ())  # of a decorator with arguments
-        makers = [self._meaning(meaning, self.module_of[entity]).one for meaning in inner]
-        return min((self._gives_argument(maker.entity) if maker else 0 for maker in makers), default=0)
+        maker = self.value(decorator.scope, decorator.chain).one  # of a decorator with arguments what it makes
+        return self._gives_argument(maker.entity) if maker else 0
 
     def _gives_argument(self, function: str) -> int:
         """Whether a function returns its first argument (2), or a function that wraps and calls it (1)."""
@@ -558,13 +526,11 @@ class Resolver:
                 for base in {base for bases in self._bases(name) for base in bases}:
                     self._below[base].append(name)
         if entity not in self._subclasses:
-            below = dict.fromkeys(self._below.get(entity, ()))
-            todo = [*below]
-            for name in todo:
-                new = [one for one in self._below.get(name, ()) if one not in below]
-                below |= dict.fromkeys(new)
-                todo += new
-            self._subclasses[entity] = [name for name in below if name != entity]
+            self._subclasses[entity] = []  # for a class that inherits from itself
+            below: dict[str, None] = {}
+            for child in self._below.get(entity, ()):
+                below |= dict.fromkeys((child, *self.subclasses(child)))
+            self._subclasses[entity] = [*below]
         return self._subclasses[entity]
 
     def overriders(self, method: str) -> list[str]:
@@ -583,49 +549,31 @@ class Resolver:
         return self._solve((*owner, name), lambda: self._member(owner, name))
 
     def _member(self, owner: Value, name: str) -> Targets:
-        order = self.order(owner.entity)
-        found = self.lookup(order, name, owner.is_instance)
-        if not owner.exact:
-            orders = [self.order(below) for below in self._related(owner.entity, name)]
-            found = self._with_overriders(found, [self.lookup(other, name, owner.is_instance) for other in orders])
+        related = () if owner.exact else self._related(owner.entity, name)
+        orders = [self.order(entity) for entity in (owner.entity, *related)]
+        found = self._in_orders(orders, name, owner.is_instance)
         if found.values:
             found = join([found, *self._stored_anywhere(name)])
-        return self._bound_to(found, owner)
+        values = []
+        for value in found.values:
+            is_function = self.type_of(value.entity) in FUNCTIONS
+            values.append(value._replace(exact=owner.exact) if is_function else value)
+        return found._replace(values=tuple(values))
 
-    def _bound_to(self, targets: Targets, owner: Value) -> Targets:
-        if owner.exact:
-            return targets
-        values = tuple(
-            value._replace(exact=False) if self.type_of(value.entity) in FUNCTIONS else value
-            for value in targets.values
-        )
-        return targets._replace(values=values)
-
-    def _with_overriders(self, found: Targets, others: list[Targets]) -> Targets:
-        """A method stands for those of subclasses that override it; all else is one of several."""
-        method = found.one
-        if method is None or self.type_of(method.entity) not in FUNCTIONS:
-            return join([found, *others])
-        below = {*self.overriders(method.entity), method.entity}
-        is_property = self.is_property(method)
-        different = [
-            other
-            for other in others
-            if len(other.values) != 1
-            or other.values[0].entity not in below
-            or self.is_property(other.values[0]) != is_property
-        ]
-        return join([found, *different])
+    def _in_orders(self, orders: list[list[str]], name: str, is_instance: bool) -> Targets:
+        """What the first order has; a method stands for those of subclasses that override it, all else is one of several."""
+        first, *others = [self.lookup(order, name, is_instance) for order in orders]
+        method = first.one
+        if method and self.type_of(method.entity) in FUNCTIONS:
+            below = [Value(entity) for entity in (method.entity, *self.overriders(method.entity))]
+            is_property = self.is_property(method)
+            covered = [(value,) for value in below if self.is_property(value) == is_property]
+            others = [other for other in others if other.values not in covered]
+        return join([first, *others])
 
     def _related(self, entity: str, name: str) -> list[str]:
         """Subclasses in whose order of resolution another class has the name."""
-        definers, order = self.definers.get(name, set()) | self.tainted, {*self.order(entity)}
-        if definers <= order:
-            return []
-        if entity not in self._families:
-            family = {*self.subclasses(entity)}
-            self._families[entity] = family.union(*(self.order(below) for below in self.subclasses(entity)))
-        new = definers & self._families[entity] - order
+        new = (self.definers.get(name, set()) | self.tainted) - {*self.order(entity)}
         return [below for below in self.subclasses(entity) if not new.isdisjoint(self.order(below))] if new else []
 
     def lookup(self, order: list[str], name: str, is_instance: bool) -> Targets:
@@ -677,11 +625,7 @@ class Resolver:
         rests = [order[order.index(start.entity) + 1 :] for order in orders if start.entity in order]
         if not rests or start.entity not in orders[0]:
             return OPEN
-        first, *others = (self.lookup(rest, name, is_instance=False) for rest in rests)
-        found = self._with_overriders(first, others)
-        if any(self.is_property(value) for value in found.values):
-            return found.each(self._read)
-        return found
+        return self._in_orders(rests, name, is_instance=False).each(self._read)
 
     # ---- where a name is defined, whatever it stands for
 
@@ -697,35 +641,26 @@ class Resolver:
                 return OPEN
             owners = self.value(scope, before)
             return owners.each(lambda owner: self._places_in(owner, name))
-        looking: Scope | None = scope.declared.get(name, scope)
-        while looking:
-            if name in looking.names and (looking is scope or looking.kind != "class"):
-                return self._place_of(looking, name)
-            looking = looking.parent
-        return OPEN
+        binder = self.binder(scope, name)
+        return self._place_of(binder, name) if binder else OPEN
 
     def _place_of(self, scope: Scope, name: str) -> Targets:
         entity = f"{scope.prefix}{name}"
         if entity in self.defined:
             return only(Value(entity))
-        meanings = scope.names[name]
-        if len(meanings) == 1 and isinstance(meanings[0], ImportedName):
+        meanings = scope.names.get(name, [OPAQUE])
+        if isinstance(meanings[0], ImportedName):
             module = self.module(meanings[0].module, scope.module)
             return self._places_in(module, meanings[0].name) if module else OPEN
         return Targets((), scope.kind != "module")  # a local variable is nothing else
 
     def _places_in(self, owner: Value, name: str) -> Targets:
-        module = self.modules.get(owner.entity)
-        if module:
-            return self._place_of(module.scope, name) if name in module.scope.names else OPEN
-        if owner.entity not in self.classes:
-            return OPEN
-        order = self.order(owner.entity)
-        related = () if owner.exact else self._related(owner.entity, name)
-        classes = dict.fromkeys((*order, *(entity for below in related for entity in self.order(below))))
-        definers = [entity for entity in classes if entity in self.definers.get(name, ())]
-        places = tuple(Value(f"{entity}.{name}") for entity in definers if f"{entity}.{name}" in self.defined)
-        return Targets(places, bool(places))
+        if owner.entity in self.modules:
+            return self._place_of(self.modules[owner.entity].scope, name)
+        below = () if owner.exact else self.subclasses(owner.entity)
+        places = [f"{entity}.{name}" for entity in (*self.order(owner.entity), *below)]
+        values = tuple(Value(place) for place in places if place in self.defined)
+        return Targets(values, bool(values))
 
     # ---- outside of the sources
 
@@ -742,12 +677,6 @@ class Resolver:
             module = "builtins" if entity.startswith("builtins.") else entity if kind == "module" else ""
             self.external[entity] = Entity(entity, kind, entity.rpartition(".")[2], EXTERNAL, module)
         return Value(entity)
-
-    def _is_external(self, entity: str) -> bool:
-        return entity not in self.defined and (entity in self.external or entity.startswith("builtins."))
-
-    def _is_imported(self, value: Value) -> bool:
-        return self._is_external(value.entity) and not value.is_instance and not value.entity.startswith("builtins.")
 
     def type_of(self, entity: str) -> str:
         found = self.defined.get(entity) or self.external.get(entity)
