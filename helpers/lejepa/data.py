@@ -12,10 +12,11 @@ import hashlib
 import json
 import random
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from helpers.data import hub, words
 from helpers.data.data_source import DataSource, Place, locate
@@ -25,23 +26,25 @@ from helpers.lejepa import documents, sample
 from helpers.lejepa.documents import Passage, Spans, cut
 from helpers.lejepa.parameters import DEFAULT_DATA, LEAST_BATCH
 from helpers.run import checkpoint
-from helpers.run.run_folder import write_json
+from helpers.run.disk import write_json
 from helpers.show import tracking
 
 REVISIONS = {DEFAULT_DATA: "ae763399273d8b20506b80cf6f6f9a31a6a2b238"}  # the one of MTEB's task MedicalQARetrieval
 ROWS = (".jsonl", ".csv", ".tsv", ".parquet")
-QUESTION = ("anchor", "query", "question", "prompt")
-ANSWER = ("positive", "answer", "response", "completion")
-DOCUMENT = {"_id", "id", "title", "text"}
-LABEL = ("category", "label", "intent", "topic")  # beside a `text`, the answer of a ticket
-COLUMNS = (
-    f"name the columns `question` and `answer` (or {', '.join(QUESTION[:2])} and {', '.join(ANSWER[:1])}) for past questions, or "
-    "`text` (perhaps `title`) for documents"
+PAIRS = (  # columns of a question, and of its answer
+    (("anchor", "query", "question", "prompt"), ("positive", "answer", "response", "completion")),
+    (("text",), ("category", "label", "intent", "topic")),
 )
+DOCUMENT = {"_id", "id", "title", "text"}
+COLUMNS = (
+    "name the columns `question` and `answer` (or anchor, query and positive) for past questions, or `text` (perhaps `title`) "
+    "for documents"
+)
+JUDGEMENT = ("query-id", "corpus-id", "score")
 PASSAGE_WORDS = 180  # where no model counts: about 256 tokens of English
 HELD_OUT, MOST_HELD_OUT = 0.1, 500  # share that chooses, and as much that tests
-WISHED = 50  # held-out questions; at most a quarter of all is held out for that
-DEALT = 1000  # questions of a single split that are dealt among training, dev and test; fewer choose and test
+WISHED = 50  # held-out questions; at most a fifth of all chooses, and as many test
+DEALT = 1000  # judged questions that are dealt among training, dev and test; fewer choose and test
 OTHERS = 20  # past questions with the same answer that an example has at most
 HEADING_WORDS = range(2, 41)  # of a heading that can be a question
 SPLIT_FILE = "questions.json"
@@ -71,7 +74,6 @@ class Collection(DataSource):
     training: list[Example]
     dev: list[Question]
     test: list[Question]
-    limit: int = PASSAGE_WORDS  # tokens of a passage
     listing: Listing | None = None  # of a folder: what was read, and what was not
     notes: tuple[str, ...] = ()
 
@@ -82,14 +84,11 @@ class Collection(DataSource):
     @property
     def answers_repeat(self) -> bool:
         """Whether past questions have the answers that new questions ask for, so that a classifier can learn them."""
-        known = {name for question in self.past for name in question.answers}
-        return any(question.answers & known for question in self.dev + self.test)
+        return bool(_owners(self.past) & _owners(self.dev + self.test))
 
     def searched(self, past: Sequence[Question]) -> list[Passage]:
         """All passages, and each of the past questions as one more passage of its answer."""
-        bodies: dict[str, str] = {}
-        for passage in self.passages:
-            bodies.setdefault(passage.document, passage.text)
+        bodies = _bodies(self.passages)
         questions = []
         for question in past:
             for name in sorted(question.answers):
@@ -98,9 +97,9 @@ class Collection(DataSource):
 
 
 class _Content(NamedTuple):
-    documents: dict[str, list[Passage]]
-    questions: dict[str, list[Question]] = {}  # split -> questions; "all" are not split yet  # noqa: RUF012
-    kind: str = "none"
+    sections: list[Passage]
+    questions: list[Question]
+    kind: str
     notes: tuple[str, ...] = ()
 
 
@@ -133,30 +132,48 @@ def load(
         content = _from_beir(place)
     else:
         listing, content = _from_folder(place)
-    passages = [
-        part for several in content.documents.values() for section in several for part in cut(section, spans, limit)
-    ]
-    parts = _split(content, passages, place, random.Random(seed))
-    training = parts.pop("training")
+    passages = [part for section in content.sections for part in cut(section, spans, limit)]
+    draw = random.Random(seed)
+    parts, split = _divide(content, draw)
+    if content.kind == "headings":
+        held_out = _owners(parts["dev"] + parts["test"])
+        training = _from_passages(passage for passage in passages if passage.document not in held_out)
+    elif parts["past"]:
+        training = _from_questions(parts["past"], _bodies(passages))
+    else:
+        training = _from_passages(passages)
+    if len(training) < LEAST_BATCH:
+        raise ValueError(
+            f"{place.source}: {len(training)} different texts to train on; at least {LEAST_BATCH} are needed. "
+            f"Add documents; in a folder they are {', '.join(documents.SUFFIXES)} files"
+        )
+    draw.shuffle(training)
+    digested = json.dumps([passages, content.questions], ensure_ascii=False, default=sorted)
     return Collection(
         kind=content.kind,
+        split=split,
         passages=passages,
         training=training[: num_samples or None],
         **parts,
-        limit=limit,
         listing=listing,
         notes=content.notes,
         name=place.name,
         revision=REVISIONS.get(place.value),
         draw=f"{num_samples or 'all'} pairs, seed {seed}",
-        sha256=_digest(content, passages),
+        sha256=hashlib.sha256(digested.encode()).hexdigest(),
     )
 
 
-def _digest(content: _Content, passages: list[Passage]) -> str:
-    asked = [(question.text, *sorted(question.answers)) for part in content.questions.values() for question in part]
-    texts = json.dumps([passages, asked], ensure_ascii=False)
-    return hashlib.sha256(texts.encode()).hexdigest()
+def _owners(questions: Iterable[Question]) -> set[str]:
+    return {name for question in questions for name in question.answers}
+
+
+def _bodies(passages: Iterable[Passage]) -> dict[str, str]:
+    """The first passage of every document."""
+    bodies: dict[str, str] = {}
+    for passage in passages:
+        bodies.setdefault(passage.document, passage.text)
+    return bodies
 
 
 # ---- files and rows
@@ -165,30 +182,24 @@ def _digest(content: _Content, passages: list[Passage]) -> str:
 def _from_folder(place: Place) -> tuple[Listing, _Content]:
     """Documents and rows, side by side. A file that cannot be read is set aside, named in the listing."""
     listing = list_files(place.path, documents.SUFFIXES + ROWS, source=place.source)
-    contents = []
+    sections, questions, notes = [], [], ()
     for file in list(listing.files):
+        set_aside = SetAside(listing.name(file))
         try:
-            if file.suffix.lower() in ROWS:
-                set_aside = SetAside(listing.name(file))
-                contents.append(_from_rows(read_rows(file, ROWS, set_aside), set_aside))
-            else:
-                name = listing.name(file)
-                contents.append(_Content({name: documents.read_document(file, name)}))
+            if file.suffix.lower() not in ROWS:
+                sections += documents.read_document(file, set_aside.source)
+                continue
+            content = _from_rows(read_rows(file, ROWS, set_aside), set_aside)
         except ValueError as error:
             listing.skip(file, str(error))
-    return listing, _together(contents)
-
-
-def _together(contents: list[_Content]) -> _Content:
-    texts, questions, notes = {}, [], ()
-    for content in contents:
-        texts |= content.documents
+            continue
+        sections += content.sections
         notes += content.notes
         if content.kind == "past questions":
-            questions += content.questions["all"]
+            questions += content.questions
     if questions:
-        return _Content(texts, {"all": questions}, "past questions", notes)
-    return _with_headings(texts, notes)
+        return listing, _Content(sections, questions, "past questions", notes)
+    return listing, _with_headings(sections, notes)
 
 
 def _from_file(place: Place) -> _Content:
@@ -201,28 +212,26 @@ def _from_file(place: Place) -> _Content:
     except ValueError as error:
         raise ValueError(f"{place.source} {error}") from error
     if len(sections) == 1:
-        text = sections[0].body
-        paragraphs = re.split(r"\n\s*\n", text)
-        parts = paragraphs if paragraphs[1:] else text.split("\n")
-        sections = [sections[0]._replace(body=part.strip()) for part in parts if part.strip()]
-    texts = {}
-    for number, section in enumerate(sections, 1):
-        name = f"{path.name} {number}"
-        texts[name] = [section._replace(document=name)]
-    return _with_headings(texts)
+        [section] = sections
+        paragraphs = re.split(r"\n\s*\n", section.body)
+        parts = paragraphs if paragraphs[1:] else section.body.split("\n")
+        sections = [section._replace(body=part.strip()) for part in parts if part.strip()]
+    return _with_headings(
+        [section._replace(document=f"{path.name} {number}") for number, section in enumerate(sections, 1)]
+    )
 
 
 def _from_rows(rows: Iterable[Row], set_aside: SetAside) -> _Content:
     """Past questions or documents, by the columns of the rows."""
-    pairs, texts = [], {}
+    pairs, sections = [], []
     unused: set[str] = set()
 
     def take(row: Row) -> None:
         row = row._replace(values={str(name).lower(): value for name, value in row.values.items()})
-        columns = _pair(row.values)
+        columns = _pair_columns(row)
         unused.update(row.values.keys() - (columns or DOCUMENT))
         if not columns:
-            texts.update(_document(row))
+            sections.extend(_document(row))
             return
         pair = [row.text(column).strip() for column in columns]
         if not all(pair):
@@ -231,22 +240,21 @@ def _from_rows(rows: Iterable[Row], set_aside: SetAside) -> _Content:
 
     for _ in set_aside.convert(rows, take):
         pass
-    _say_what_is_set_aside(set_aside)
+    _report(set_aside)
     notes = (f"columns that are not used: {', '.join(sorted(unused))}",) if unused else ()
-    return _past_questions(pairs, notes) if pairs else _with_headings(texts, notes)
+    return _past_questions(pairs, notes) if pairs else _with_headings(sections, notes)
 
 
-def _pair(columns: Iterable[str]) -> tuple[str, str] | None:
-    """The columns of a question and its answer, None where there are none."""
-    for questions, answers in ((QUESTION, ANSWER), (("text",), LABEL)):
-        question = [name for name in questions if name in columns]
-        answer = [name for name in answers if name in columns]
-        if question and answer:
-            return question[0], answer[0]
-    return None
+def _pair_columns(row: Row) -> list[str]:
+    """The columns of a question and of its answer; [] where there are none."""
+    for kinds in PAIRS:
+        columns = [next(filter(row.values.__contains__, names), "") for names in kinds]
+        if all(columns):
+            return columns
+    return []
 
 
-def _say_what_is_set_aside(set_aside: SetAside) -> None:
+def _report(set_aside: SetAside) -> None:
     set_aside.check()
     if set_aside.rows:
         tracking.say(str(set_aside))
@@ -254,19 +262,22 @@ def _say_what_is_set_aside(set_aside: SetAside) -> None:
 
 def _short_name(kind: str, text: str) -> str:
     """A name that stays when other rows come or go."""
-    return f"{kind} {hashlib.sha256(_folded(text).encode()).hexdigest()[:8]}"
+    return f"{kind} {hashlib.sha256(_fold(text).encode()).hexdigest()[:8]}"
 
 
-def _document(row: Row) -> dict[str, list[Passage]]:
+def _document(row: Row) -> list[Passage]:
     """A title leaves its body: one that repeats its passage would be learned from the words that they share."""
     row.column(("text",), COLUMNS)
     title, body = row.text("title").strip(), row.text("text").strip()
     if title and body.lower().startswith(title.lower()):
         body = body[len(title) :].lstrip(" .:\n")
-    name = row.values.get("_id", row.values.get("id"))
-    name = _short_name("text", title + body) if name in (None, "") else str(name)
-    passage = Passage(name, title if body else "", body or title)
-    return {name: [passage]} if passage.body else {}
+    name = _id(row) or _short_name("text", title + body)
+    return [Passage(name, title if body else "", body or title)] if title + body else []
+
+
+def _id(row: Row) -> str:
+    value = row.values.get("_id", row.values.get("id"))
+    return "" if value is None else str(value)
 
 
 def _past_questions(pairs: Iterable[Iterable[str]], notes: tuple[str, ...] = ()) -> _Content:
@@ -274,22 +285,24 @@ def _past_questions(pairs: Iterable[Iterable[str]], notes: tuple[str, ...] = ())
     answers: dict[str, Passage] = {}
     questions: dict[str, tuple[str, set[str]]] = {}
     for question, answer in pairs:
-        passage = answers.setdefault(_folded(answer), Passage(_short_name("answer", answer), "", answer))
-        questions.setdefault(_folded(question), (question, set()))[1].add(passage.document)
+        passage = answers.setdefault(_fold(answer), Passage(_short_name("answer", answer), "", answer))
+        questions.setdefault(_fold(question), (question, set()))[1].add(passage.document)
     asked = [Question(text, frozenset(names)) for text, names in questions.values()]
-    texts = {passage.document: [passage] for passage in answers.values()}
-    return _Content(texts, {"all": asked}, "past questions", notes)
+    return _Content([*answers.values()], asked, "past questions", notes)
 
 
-def _with_headings(texts: dict[str, list[Passage]], notes: tuple[str, ...] = ()) -> _Content:
+def _with_headings(sections: list[Passage], notes: tuple[str, ...] = ()) -> _Content:
     """Each heading that only one document has is a question that this document answers."""
-    owners: dict[str, set[str]] = {}
-    for name, sections in texts.items():
-        for section in sections:
-            if len(words.spans(section.heading)) in HEADING_WORDS:
-                owners.setdefault(section.heading, set()).add(name)
+    owners: dict[str, set[str]] = defaultdict(set)
+    for section in sections:
+        if len(words.spans(section.heading)) in HEADING_WORDS:
+            owners[section.heading].add(section.document)
     asked = [Question(heading, frozenset(names)) for heading, names in owners.items() if len(names) == 1]
-    return _Content(texts, {"all": asked} if asked else {}, "headings" if asked else "none", notes)
+    return _Content(sections, asked, "headings" if asked else "none", notes)
+
+
+def _fold(text: str) -> str:
+    return " ".join(text.casefold().split())
 
 
 # ---- BEIR's layout, in a folder or on the hub
@@ -297,15 +310,12 @@ def _with_headings(texts: dict[str, list[Passage]], notes: tuple[str, ...] = ())
 
 def _from_beir(place: Place) -> _Content:
     set_aside = SetAside(place.source)
-    columns = ("query-id", "corpus-id", "score")
-    splits = {}
-    for split in ("dev", "test", "train"):
-        path = place.path / "qrels" / f"{split}.tsv"
-        if path.is_file():
-            splits[split] = read_separated(path, set_aside, source=f"{place.source}, {path.name}", columns=columns)
     corpus = read_rows(place.path / "corpus.jsonl", ROWS, set_aside)
-    queries = read_rows(place.path / "queries.jsonl", ROWS, set_aside) if splits else ()
-    return _judged(corpus, queries, splits, set_aside)
+    judgements, queries = [], ()
+    for path in sorted(place.path.glob("qrels/*.tsv")):
+        queries = read_rows(place.path / "queries.jsonl", ROWS, set_aside)
+        judgements += read_separated(path, set_aside, source=f"{place.source}, {path.name}", columns=JUDGEMENT)
+    return _judged(corpus, queries, judgements, set_aside)
 
 
 def _from_hub(place: Place) -> _Content:
@@ -316,163 +326,110 @@ def _from_hub(place: Place) -> _Content:
     with hub.reading(name="data_source", source=place.value):
         subsets = datasets.get_dataset_config_names(place.value, revision=revision)
 
-        def rows(subset: str) -> dict[str, Iterable[Row]]:
-            loaded = datasets.load_dataset(place.value, subset, revision=revision)
-            return {
-                name.replace("validation", "dev"): number_rows(place.source, split, set_aside)
-                for name, split in loaded.items()
-            }
+        def rows(subset: str) -> list[Row]:
+            splits = datasets.load_dataset(place.value, subset, revision=revision)
+            return [row for split in splits.values() for row in number_rows(place.source, split, set_aside)]
 
         if {"corpus", "queries", "default"} <= {*subsets}:
-            [corpus], [queries] = (rows(subset).values() for subset in ("corpus", "queries"))
-            return _judged(corpus, queries, rows("default"), set_aside)
-        return _from_rows(next(iter(rows(subsets[0]).values())), set_aside)
+            return _judged(rows("corpus"), rows("queries"), rows("default"), set_aside)
+        return _from_rows(rows(subsets[0]), set_aside)
 
 
-def _judged(corpus, queries, splits: dict[str, Iterable[Row]], set_aside: SetAside) -> _Content:
-    """Documents, and of each split the questions with a document whose score is above 0."""
-    texts: dict[str, list[Passage]] = {}
-    for document in set_aside.convert(corpus, _document):
-        texts |= document
+def _judged(corpus, queries, judgements, set_aside: SetAside) -> _Content:
+    """Documents, and the questions with a document whose score is above 0."""
+    sections = [section for several in set_aside.convert(corpus, _document) for section in several]
+    names = {section.document for section in sections}
     asked = dict(set_aside.convert(queries, lambda row: (_id(row), row.text("text").strip())))
+    answers: dict[str, set[str]] = defaultdict(set)
 
-    def judgement(row: Row) -> tuple[str, str, float]:
-        query, document, score = (str(row.values.get(name)) for name in ("query-id", "corpus-id", "score"))
-        if query not in asked:
-            raise Unusable(f"the query {query!r} is not in queries; remove the line or add the query")
+    def take(row: Row) -> None:
+        query, document, score = (str(row.values.get(column)) for column in JUDGEMENT)
         try:
-            return query, document, float(score)
-        except ValueError:
-            raise Unusable(f"the score {score!r} is no number") from None
+            text, score = asked[query], float(score)
+        except (KeyError, ValueError):
+            raise Unusable(f"queries.jsonl has no query {query!r}, or the score {score!r} is no number") from None
+        if document in names and score > 0:
+            answers[text].add(document)
 
-    questions: dict[str, list[Question]] = {}
-    for split, rows in splits.items():
-        answers: dict[str, set[str]] = {}
-        for query, document, score in set_aside.convert(rows, judgement):
-            if document in texts and score > 0:
-                answers.setdefault(query, set()).add(document)
-        if answers:
-            questions[split] = [Question(asked[query], frozenset(names)) for query, names in answers.items()]
-    _say_what_is_set_aside(set_aside)
-    if questions:
-        return _Content(texts, {"all": questions["test"]} if [*questions] == ["test"] else questions, "questions")
-    return _with_headings(texts)
-
-
-def _id(row: Row) -> str:
-    value = row.values.get("_id", row.values.get("id"))
-    if value in (None, ""):
-        raise Unusable('needs an "_id", and a string "text"')
-    return str(value)
+    for _ in set_aside.convert(judgements, take):
+        pass
+    _report(set_aside)
+    if not answers:
+        return _with_headings(sections)
+    return _Content(sections, [Question(text, frozenset(owners)) for text, owners in answers.items()], "questions")
 
 
 # ---- splits
 
 
-def _split(content: _Content, passages: list[Passage], place: Place, draw: random.Random) -> dict[str, Any]:
-    questions, split = content.questions, "as the data set has them"
-    if "all" in questions:
-        questions, split = _divide(questions["all"], content.kind, draw)
-    past = questions.get("train", [])
-    if content.kind == "headings" or not past:
-        held_out = {
-            name for part in ("dev", "test") for question in questions.get(part, ()) for name in question.answers
-        }
-        training = _from_headings(passages, held_out if content.kind == "headings" else set())
-        past = []
-    else:
-        training = _from_questions(past, passages)
-    unique = list({_folded(f"{example.question}\n{example.texts[0]}"): example for example in training}.values())
-    draw.shuffle(unique)
-    if len(unique) < LEAST_BATCH:
-        raise ValueError(
-            f"{place.source}: {len(unique)} different texts to train on; at least {LEAST_BATCH} are needed. "
-            f"Add documents; in a folder they are {', '.join(documents.SUFFIXES)} files"
-        )
-    return {
-        "split": split,
-        "past": past,
-        "training": unique,
-        "dev": questions.get("dev", []),
-        "test": questions.get("test", []),
-    }
-
-
-def _divide(questions: list[Question], kind: str, draw: random.Random) -> tuple[dict[str, list[Question]], str]:
-    """Training, dev and test, and how they were divided."""
-    counts: dict[str, int] = {}
-    for question in questions:
-        for name in question.answers:
-            counts[name] = counts.get(name, 0) + 1
-    if kind == "questions" and len(questions) < DEALT:
-        shuffled = draw.sample(questions, len(questions))
-        half = len(shuffled) // 2 if len(shuffled) >= WISHED else 0
-        return {"dev": shuffled[:half], "test": shuffled[half:]}, "by question: half choose, half test, none trains"
+def _divide(content: _Content, draw: random.Random) -> tuple[dict[str, list[Question]], str]:
+    """Questions that train (past), choose (dev) and test, and how they were divided."""
+    questions = draw.sample(content.questions, len(content.questions))
+    if not questions:
+        return {"past": [], "dev": [], "test": []}, "not at all"
+    if content.kind == "questions" and len(questions) < DEALT:
+        half = len(questions) // 2 if len(questions) >= WISHED else 0
+        parts = {"past": [], "dev": questions[:half], "test": questions[half:]}
+        return parts, "by question: half choose, half test, none trains"
+    counts = Counter(name for question in questions for name in question.answers)
     repeated = [question for question in questions if all(counts[name] > 1 for name in question.answers)]
-    if kind != "headings" and 2 * len(repeated) > len(questions):
-        return _divide_by_question(questions, counts, draw), "by question: each answer has other questions that train"
-    what = "document" if kind == "headings" else "answer"
-    return _divide_by_answer(questions, draw), f"by {what}: nothing about the {what}s that choose or test is trained on"
+    if content.kind != "headings" and 2 * len(repeated) > len(questions):
+        parts = _divide_by_question(questions, counts)
+        return parts, "by question: each answer has other questions that train"
+    parts = _divide_by_answer(questions, draw)
+    if content.kind == "headings":
+        return parts | {"past": []}, "by document: nothing about the documents that choose or test is trained on"
+    return parts, "by answer: nothing about the answers that choose or test is trained on"
 
 
 def _quota(count: int) -> int:
     return min(MOST_HELD_OUT, max(round(HELD_OUT * count), min(WISHED, count // 5)))
 
 
-def _divide_by_question(
-    questions: list[Question], counts: dict[str, int], draw: random.Random
-) -> dict[str, list[Question]]:
+def _divide_by_question(questions: list[Question], left: Counter[str]) -> dict[str, list[Question]]:
     """A question chooses or tests only while each of its answers keeps another question."""
-    left, quota = dict(counts), _quota(len(questions))
-    held_out, training = [], []
-    for question in draw.sample(questions, len(questions)):
-        free = len(held_out) < 2 * quota and all(left[name] > 1 for name in question.answers)
-        if not free:
-            training.append(question)
-            continue
-        held_out.append(question)
-        for name in question.answers:
-            left[name] -= 1
+    held_out, past = [], []
+    quota = _quota(len(questions))
+    for question in questions:
+        if len(held_out) < 2 * quota and all(left[name] > 1 for name in question.answers):
+            held_out.append(question)
+            left.subtract(question.answers)
+        else:
+            past.append(question)
     half = len(held_out) // 2
-    return {"dev": held_out[:half], "test": held_out[half:], "train": training}
+    return {"past": past, "dev": held_out[:half], "test": held_out[half:]}
 
 
 def _divide_by_answer(questions: list[Question], draw: random.Random) -> dict[str, list[Question]]:
     """A question whose answers are on two sides is left out."""
-    names = sorted({name for question in questions for name in question.answers})
+    names = sorted(_owners(questions))
     draw.shuffle(names)
     quota = _quota(len(names))
-    sides = {"dev": {*names[:quota]}, "test": {*names[quota : 2 * quota]}, "train": {*names[2 * quota :]}}
+    sides = {"past": {*names[2 * quota :]}, "dev": {*names[:quota]}, "test": {*names[quota : 2 * quota]}}
     return {part: [question for question in questions if question.answers <= side] for part, side in sides.items()}
 
 
-def _from_headings(passages: list[Passage], held_out: set[str]) -> list[Example]:
-    examples = []
+def _from_passages(passages: Iterable[Passage]) -> list[Example]:
+    examples = {}
     for passage in passages:
-        if passage.document not in held_out:
-            examples.append(Example(passage.heading, (passage.body,), _folded(passage.heading or passage.body)))
-    return examples
+        key = _fold(passage.heading or passage.body)
+        examples[_fold(passage.text)] = Example(passage.heading, (passage.body,), key)
+    return [*examples.values()]
 
 
-def _from_questions(past: list[Question], passages: list[Passage]) -> list[Example]:
-    bodies: dict[str, str] = {}
-    for passage in passages:
-        bodies.setdefault(passage.document, passage.body)
-    asked: dict[str, list[str]] = {}
+def _from_questions(past: list[Question], bodies: dict[str, str]) -> list[Example]:
+    """A question with its answer, and with other past questions about it."""
+    asked: dict[str, list[str]] = defaultdict(list)
     for question in past:
         for name in question.answers:
-            asked.setdefault(name, []).append(question.text)
+            asked[name].append(question.text)
     examples = []
     for name, texts in asked.items():
-        for place, text in enumerate(texts):
-            others = texts[place + 1 : place + 1 + OTHERS]
-            others += texts[: min(place, OTHERS - len(others))]
-            examples.append(Example(text, (bodies[name], *others), name))
+        ring = texts + texts
+        others = min(OTHERS, len(texts) - 1)
+        for place, text in enumerate(texts, 1):
+            examples.append(Example(text, (bodies[name], *ring[place : place + others]), name))
     return examples
-
-
-def _folded(text: str) -> str:
-    return " ".join(text.casefold().split())
 
 
 # ---- a run that goes on
@@ -485,36 +442,27 @@ def keep_split(collection: Collection, folder: Path) -> Collection:
     began with. A question whose document is gone is left out. Before its first step the run takes the questions of `collection`.
     """
     file = folder / SPLIT_FILE
+    parts = ("past", "dev", "test")
     began = any(checkpoint.step_of(path) for path in checkpoint.listed(folder))
-    names = ("training", "dev", "test", "past")
     if not (began and file.is_file()):
-        lists = {name: getattr(collection, name) for name in names}
-        kept = {"source": collection.source, "sha256": collection.sha256} | lists
-        write_json(
-            file,
-            kept | {"dev": _plain(collection.dev), "test": _plain(collection.test), "past": _plain(collection.past)},
-        )
+        fields = {name: getattr(collection, name) for name in ("source", "sha256", "training", *parts)}
+        write_json(file, fields)
         return collection
     kept = json.loads(file.read_text(encoding="utf-8"))
     if kept["source"] == collection.source:
         return collection
-    documents_now = {*collection.documents}
-    parts = {}
-    for name in names[1:]:
-        questions = [Question(text, frozenset(answers)) for text, answers in kept[name]]
-        parts[name] = [question for question in questions if question.answers <= documents_now]
     tracking.say(
         "the documents have changed since this run began: they are searched as they are now, and only new or changed passages are "
         "embedded. The model stays as it was trained; to train on the new texts as well, set output_dir to a new folder"
     )
-    known = {question.text for part in parts.values() for question in part}
+    names = {*collection.documents}
+    questions = {}
+    for part in parts:
+        before = [Question(text, frozenset(answers)) for text, answers in kept[part]]
+        questions[part] = [question for question in before if question.answers <= names]
     if collection.past:
-        parts["past"] += [
-            question for question in collection.past + collection.dev + collection.test if question.text not in known
-        ]
+        texts = {text for part in parts for text, _ in kept[part]}
+        now = collection.past + collection.dev + collection.test
+        questions["past"] += [question for question in now if question.text not in texts]
     training = [Example(question, tuple(texts), key) for question, texts, key in kept["training"]]
-    return dataclasses.replace(collection, training=training, sha256=kept["sha256"], **parts)
-
-
-def _plain(questions: list[Question]) -> list[tuple[str, list[str]]]:
-    return [(question.text, sorted(question.answers)) for question in questions]
+    return dataclasses.replace(collection, training=training, sha256=kept["sha256"], **questions)

@@ -5,7 +5,9 @@ The trainer adds to the shared one the slices of SIGReg by the run's step, the t
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -41,38 +43,31 @@ def fit_recipe(examples: list[Example], spans: Spans, length: int, kind: str) ->
 
 
 def pairs(examples: list[Example], views, steps: int, batch_size: int, seed: int) -> Dataset:
-    """Rows (anchor, positive), step by step: pass after pass over the examples, each pass in another order with its own views.
+    """Rows (anchor, positive), step by step: pass after pass over the answers, each time with the next example of an answer.
 
     views: `loss.views`. No two rows of a batch have the same answer: a text would be a negative of itself. One long epoch: a
     resumed run skips to its place in it.
     """
-    if batch_size > len({example.key for example in examples}):
+    draw = random.Random(seed)
+    by_answer: dict[str, list[Example]] = defaultdict(list)
+    for example in draw.sample(examples, len(examples)):
+        by_answer[example.key].append(example)
+    if batch_size > len(by_answer):
         raise ValueError(
-            f"batch_size={batch_size}: there are {len({example.key for example in examples})} different answers or headings, and a batch has "
-            "each of them once; set a smaller batch_size, or 0"
+            f"batch_size={batch_size}: there are {len(by_answer)} different answers or headings, and a batch has each of them once; "
+            "set a smaller batch_size, or 0"
         )
-    rows: list[tuple[str, str]] = []
-    waiting: list[int] = []
-    passes = 0
+    turns = {answer: itertools.cycle(several) for answer, several in by_answer.items()}
+    rows, answers = [], []
     while len(rows) < steps * batch_size:
-        keys: set[str] = set()
-        postponed = []
-        while len(keys) < batch_size:
-            if not waiting:
-                waiting = [*range(len(examples))]
-                random.Random(f"{seed} {passes}").shuffle(waiting)
-                passes += 1
-            place = waiting.pop()
-            example = examples[place]
-            if example.key in keys:
-                postponed.append(place)
-                continue
-            keys.add(example.key)
-            draw = random.Random(f"{seed} {passes} {place}")
+        if len(answers) < batch_size:
+            answers = draw.sample([*turns], len(turns))
+        batch, answers = answers[:batch_size], answers[batch_size:]
+        for answer in batch:
+            example = next(turns[answer])
             passage, *others = example.texts
             texts = [passage, draw.choice(others)] if others else [passage]
             rows.append(views(example.question, texts, draw))
-        waiting += reversed(postponed)
     anchors, positives = zip(*rows, strict=True)
     return Dataset.from_dict({"anchor": anchors, "positive": positives})
 

@@ -170,14 +170,13 @@ def test_the_sample_is_of_docstrings_and_the_same_each_time():
 # ---- judged collections
 
 
-def beir(folder, questions=12, splits=("test",)):
+def beir(folder, questions=12):
     corpus = [*rows(40, _id="d{n}", title="Title {n} of {word}", text="Body {n} of the text"), {"_id": "e", "text": ""}]
-    asked = [{"_id": f"q{n}", "text": f"who knows {n}?"} for n in range(questions * len(splits))]
+    asked = [{"_id": f"q{n}", "text": f"who knows {n}?"} for n in range(questions)]
     write(folder, corpus__jsonl=corpus, queries__jsonl=asked)
     (folder / "qrels").mkdir(exist_ok=True)
-    for place, split in enumerate(splits):
-        lines = [f"q{place * questions + n}\td{n}\t{1 if n else 0}" for n in range(questions)]
-        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "\n".join(lines))
+    lines = [f"q{n}\td{n % 40}\t{1 if n else 0}" for n in range(questions)]
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "\n".join(lines))
     return str(folder)
 
 
@@ -190,28 +189,9 @@ def test_a_few_judged_questions_are_the_test_and_all_titles_train(tmp_path):
 
 
 def test_half_of_more_judged_questions_choose(tmp_path):
-    folder = beir(tmp_path)
-    lines = [f"q{n % 12}\td{n}\t1" for n in range(40)]
-    asked = [{"_id": f"q{n}", "text": f"who knows {n}?"} for n in range(60)]
-    write(tmp_path, queries__jsonl=asked)
-    lines += [f"q{n}\td{n % 40}\t1" for n in range(12, 60)]
-    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "\n".join(lines))
-    collection = data.load(folder)
-    assert (len(collection.dev), len(collection.test), collection.past) == (30, 30, []) and len(
-        collection.training
-    ) == 40
-
-
-def test_judged_splits_stay_as_they_are(tmp_path):
-    folder = beir(tmp_path, splits=("train", "dev", "test"))
-    (tmp_path / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td30\t1\nq2\td2\t1\nq3\td31\t2")
-    collection = data.load(folder)
-    assert [len(collection.dev), len(collection.test)] == [11, 11]
-    assert sorted(example.question for example in collection.training) == [
-        "who knows 1?",
-        "who knows 2?",
-        "who knows 3?",
-    ]
+    collection = data.load(beir(tmp_path, questions=61))
+    assert (len(collection.dev), len(collection.test), collection.past) == (30, 30, [])
+    assert len(collection.training) == 40
 
 
 # ---- what a user can do wrong
@@ -225,7 +205,7 @@ def test_judged_splits_stay_as_they_are(tmp_path):
         ({"a__jsonl": [{"text": 3}]}, "column `text` holds a int and not text"),
         ({"a__jsonl": rows(1, text="text {n}")}, "1 different texts to train on; at least 2 are needed. Add documents"),
         ({"a__txt": "same\n" * 20}, "1 different texts to train on"),
-        ({"a__pdf": "no"}, "is no PDF that can be read"),
+        ({"a__pdf": "no"}, "cannot be read (Pdf"),
         ({"a__png": "no"}, "cannot read .png; use .jsonl, .csv"),
     ],
 )
