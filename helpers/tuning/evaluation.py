@@ -1,17 +1,14 @@
-"""Scores on texts, and whether a candidate trains as well as the stock Trainer: paired text by text."""
+"""Scores on texts, and how far tuned runs are from stock runs: paired text by text and seed by seed."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-MARGIN = 0.02  # of the stock run's dev loss: what a candidate may lose and still be called as good
-FEWEST_TEXTS = 20  # below it an interval says nothing
-RESAMPLES = 1000
+from helpers.show.intervals import RESAMPLES, Interval
 
 
 def scores(predicted: Sequence[int], labels: Sequence[int]) -> dict[str, float]:
@@ -24,12 +21,13 @@ def scores(predicted: Sequence[int], labels: Sequence[int]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Trial:
-    """A whole training run on the same examples as every other one."""
+    """A whole training run."""
 
     settings: dict[str, Any]
     seed: int
     seconds: float  # of training, by `training.clock`
     dev_losses: list[float]  # of each dev text
+    dev_predictions: list[int]
 
     @property
     def dev_loss(self) -> float:
@@ -41,64 +39,48 @@ class Quality:
     """Tuned runs beside stock runs with the same seeds."""
 
     speed: float  # seconds of the stock runs over those of the tuned ones
-    difference: float  # of the mean loss of a dev text, tuned less stock
-    low: float
-    high: float
-    margin: float
-    by_seed: list[float]  # the difference of each seed
+    stock_loss: float
+    loss: Interval  # of the mean loss of a dev text
+    f1: Interval  # of macro F1 on the dev texts
 
     def __str__(self) -> str:
-        seeds = ", ".join(f"{difference:+.3f}" for difference in self.by_seed)
-        return (
-            f"{self.speed:.2f} times as fast, dev loss {self.difference:+.3f} ({self.low:+.3f} to {self.high:+.3f}); as good is at most "
-            f"{self.margin:+.3f}; by seed {seeds}"
-        )
+        return f"{self.speed:.2f} times as fast, dev loss {self.loss}, dev F1 {self.f1}"
 
 
-def compare_quality(stock: Sequence[Trial], tuned: Sequence[Trial]) -> Quality:
-    """The difference in dev loss, mean over seeds, with Student's 95 % interval over dev texts, which all runs share.
-
-    The interval says nothing of other seeds; `by_seed` shows how far these are apart. Fewer than 20 dev texts give an interval
-    without ends.
-    """
+def compare_quality(labels: Sequence[int], stock: Sequence[Trial], tuned: Sequence[Trial]) -> Quality:
+    """Speed, dev loss and dev F1 of tuned runs beside stock runs with the same seeds; labels: of the dev texts."""
     losses = np.array([trial.dev_losses for trial in tuned]) - np.array([trial.dev_losses for trial in stock])
-    half = math.inf
-    if losses.shape[1] >= FEWEST_TEXTS:
-        half = _half_width(losses.mean(axis=0))
-    mean = float(losses.mean())
+    predictions = [np.array([trial.dev_predictions for trial in trials]) for trials in (stock, tuned)]
     return Quality(
         speed=sum(trial.seconds for trial in stock) / sum(trial.seconds for trial in tuned),
-        difference=mean,
-        low=mean - half,
-        high=mean + half,
-        margin=MARGIN * float(np.mean([trial.dev_loss for trial in stock])),
-        by_seed=losses.mean(axis=1).tolist(),
+        stock_loss=float(np.mean([trial.dev_loss for trial in stock])),
+        loss=paired_interval(lambda seeds, texts: losses[np.ix_(seeds, texts)].mean(), *losses.shape),
+        f1=f1_difference(labels, *predictions),
     )
 
 
-def _half_width(values: np.ndarray) -> float:
-    """Of Student's 95 % interval of the mean."""
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
-
-
-def f1_difference(labels: Sequence[int], stock: np.ndarray, tuned: np.ndarray) -> tuple[float, float, float]:
-    """Macro F1 of the tuned runs less that of the stock runs, mean over seeds, and its 95 % interval over test texts.
-
-    stock, tuned: predictions, [seeds, texts], of the same seeds. The bootstrap draws texts, so that each pair shares them.
-    """
+def f1_difference(labels: Sequence[int], stock: np.ndarray, tuned: np.ndarray) -> Interval:
+    """Of macro F1, mean over seeds. stock, tuned: predictions, [seeds, texts], of the same seeds."""
     labels = np.asarray(labels)
     classes = int(max(labels.max(), stock.max(), tuned.max())) + 1
+
+    def difference(seeds: np.ndarray, texts: np.ndarray) -> float:
+        drawn = np.ix_(seeds, texts)
+        return _mean_f1(labels[texts], tuned[drawn], classes) - _mean_f1(labels[texts], stock[drawn], classes)
+
+    return paired_interval(difference, *stock.shape)
+
+
+def paired_interval(difference: Callable[[np.ndarray, np.ndarray], float], seeds: int, texts: int) -> Interval:
+    """`difference(seeds, texts)` of all, and its interval by a bootstrap that draws both.
+
+    With one seed the interval is over texts alone, and with a few seeds it is somewhat too narrow.
+    """
     draw, drawn = np.random.default_rng(0), []
     for _ in range(RESAMPLES):
-        texts = draw.integers(len(labels), size=len(labels))
-        drawn.append(
-            _mean_f1(labels[texts], tuned[:, texts], classes) - _mean_f1(labels[texts], stock[:, texts], classes)
-        )
+        drawn.append(difference(draw.integers(seeds, size=seeds), draw.integers(texts, size=texts)))
     low, high = np.quantile(drawn, (0.025, 0.975))
-    mean = _mean_f1(labels, tuned, classes) - _mean_f1(labels, stock, classes)
-    return float(mean), float(low), float(high)
+    return Interval(float(difference(np.arange(seeds), np.arange(texts))), float(low), float(high), texts)
 
 
 def _mean_f1(labels: np.ndarray, predictions: np.ndarray, classes: int) -> float:

@@ -15,7 +15,7 @@ from helpers.show import tracking
 from . import stock_script
 from .data import SPLITS
 from .parameters import EPOCHS
-from .training import NOT_ARGUMENTS, Settings, Task
+from .training import EXAMPLES, NOT_ARGUMENTS, Settings, Task
 
 
 def write_stock(task: Task, settings: Settings, folder: Path, *, model: str) -> list[Path]:
@@ -60,7 +60,11 @@ def training_arguments(task: Task, settings: Settings) -> dict[str, Any]:
         "warmup_steps": plan.warmup_steps / plan.max_steps,  # below 1: a share of all steps
         "weight_decay": plan.weight_decay,
         "max_grad_norm": plan.max_grad_norm,
-        **({"max_steps": plan.max_steps} if task.params.max_steps else {"num_train_epochs": EPOCHS}),
+        **(
+            {"max_steps": plan.max_steps}
+            if task.params.max_steps
+            else {"num_train_epochs": EPOCHS * settings.get(EXAMPLES, 1)}
+        ),
         "use_cpu": task.runtime.kind == "cpu",
         "dataloader_pin_memory": task.runtime.kind == "cuda",
         "eval_strategy": "epoch",

@@ -6,9 +6,10 @@
    the second to the eighth of nine), then lies above 1 with 96 % confidence, whatever the noise is like. A change that does nothing is
    kept in 1/64 + 6/64 x 1/8 = 2.7 % of cases. The batch comes first, since precision and compilation pay only in a large one.
 2. **Is it as good?** A larger batch takes fewer steps, so the learning rate grows with it: k times the batch is tried with k times the
-   rate and with its square root. The stock Trainer and each candidate train on the same examples. A candidate is kept where its loss
-   on the dev texts, paired text by text, is shown to be at most MARGIN above the final loss of the stock run; the seconds that it
-   took are then its time to that quality.
+   rate and with its square root, on the examples of the stock run and then on twice as many, where that is still faster. A candidate
+   is kept where two things are shown on the dev texts, paired text by text: its loss is at most LOSS_MARGIN above that of the stock
+   run, and its macro F1 at most F1_MARGIN below. The loss alone does not suffice: it can fall while fewer texts get their label. The
+   seconds that a kept candidate took are its time to the quality of the stock run.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from pydantic import TypeAdapter
 
 from helpers.machine import ranks
 from helpers.show import tracking
+from helpers.show.intervals import FEWEST
 from helpers.train.interruption import Stopped, is_out_of_memory
 from helpers.tuning.evaluation import Quality, Trial, compare_quality
-from helpers.tuning.training import BATCH, GROUPED, RATE, SAMPLING, Settings, Task, run_trial
+from helpers.tuning.training import BATCH, EXAMPLES, GROUPED, RATE, SAMPLING, Settings, Task, run_trial
 from helpers.tuning.windows import TooSlow, Window, measure_window
 
 ENOUGH, MOST = 6, 9  # pairs of windows
@@ -38,6 +40,8 @@ HOPELESS = 5  # times as long as the other side's warm-up: bf16 that a CPU emula
 GRACE = 10  # seconds beside it: libraries load kernels, workers start
 COMPILE_SECONDS = 120  # that torch.compile may take before its first step
 CLIMB_SHARE = 1 / 3  # of tuning_minutes, for windows; the rest is for trials
+LOSS_MARGIN = 0.02  # of the stock run's dev loss
+F1_MARGIN = 0.01
 LEARNED = 0.97  # of the loss of the label frequencies: a run that ends above it has learned next to nothing
 SPARE = 0.85  # of the time that is left is planned with: evaluations and the unexpected take the rest
 
@@ -258,15 +262,24 @@ def chosen(tried: list[Tried]) -> Settings:
 
 
 @dataclass(frozen=True)
-class Race:
-    """Whole training runs of the stock Trainer and of the candidates, on the same examples."""
+class Judged:
+    """A candidate beside the stock Trainer, over the seeds that both were trained with."""
 
-    examples: int  # of each run
-    whole: bool  # whether they are as many as the recipe has
-    trials: list[Trial]
-    settings: Settings  # that were chosen
+    settings: Settings
     outcome: Outcome
-    quality: Quality | None  # of the candidate that was judged last, beside the stock Trainer
+    quality: Quality
+
+
+@dataclass(frozen=True)
+class Race:
+    """Training runs of the stock Trainer and of the candidates."""
+
+    examples: int  # of a stock run
+    is_whole: bool  # whether they are as many as the recipe has
+    trials: list[Trial]
+    judged: list[Judged]  # in the order of the trials
+    settings: Settings  # that are used: those of the last candidate if it was kept, or else the stock Trainer's
+    outcome: Outcome
     detail: str
 
     def pairs(self, start: Settings) -> list[tuple[Trial, Trial]]:
@@ -277,29 +290,37 @@ class Race:
 
 
 def candidates(task: Task, fastest: Settings) -> list[Settings]:
-    """The fastest settings with the rate times k and times the root of k; then the same with half of the batch, down to the start's."""
-    found, batch = [], fastest[BATCH]
+    """The fastest settings with the rate times k and times the root of k, then on twice the examples; the same with half of the batch.
+
+    The last one is the start's batch and rate.
+    """
+    settings, batch = [], fastest[BATCH]
     while batch > task.start[BATCH]:
         k = batch / task.start[BATCH]
-        for factor in (k, math.sqrt(k)):
-            found.append(fastest | {BATCH: batch, RATE: task.start[RATE] * factor})
+        for examples in (1, 2):
+            for factor in (k, math.sqrt(k)):
+                settings.append(fastest | {BATCH: batch, RATE: task.start[RATE] * factor, EXAMPLES: examples})
         batch //= 2
-    return [*found, fastest | {BATCH: task.start[BATCH]}]
+    return [*settings, fastest | {BATCH: task.start[BATCH]}]
 
 
-def examples_of_a_trial(task: Task, tried: list[Tried], seeds: int, seconds: float) -> int:
-    """As many as let the stock Trainer and the fastest settings train with each seed, and one more candidate, in that time."""
-    windows = [rung.window for rung in tried if rung.outcome in (Outcome.START, Outcome.KEPT)]
+def judge(quality: Quality) -> Outcome:
+    """The rule. "Kept" needs evidence: an interval that goes beyond a margin decides nothing."""
+    if quality.loss.high <= LOSS_MARGIN * quality.stock_loss and quality.f1.low >= -F1_MARGIN:
+        return Outcome.KEPT if quality.speed > 1 else Outcome.NOT_FASTER
+    return Outcome.WORSE if quality.loss.low > 0 or quality.f1.high < 0 else Outcome.NOT_DECIDED
+
+
+def examples_of_a_trial(task: Task, stock: Window, seeds: int, seconds: float) -> int:
+    """As many as let the stock Trainer and a candidate train with each seed, and one more candidate, none slower than the stock one."""
     batch = task.start[BATCH] * task.runtime.device_count
-    slow = windows[0].step_seconds / batch  # wall time of an example
-    fast = slow * windows[0].examples_per_second / windows[-1].examples_per_second
-    affordable = SPARE * seconds / (seeds * slow + (seeds + 1) * fast)
+    affordable = SPARE * seconds / (2 * seeds + 1) / stock.step_seconds * batch
     whole = task.plan(task.start).max_steps * batch
     return min(whole, int(affordable) // batch * batch)
 
 
 def race(task: Task, tried: list[Tried], folder: Path, *, seconds: float) -> Race:
-    """Trains the stock Trainer and the candidates within `seconds`, and chooses the fastest one whose quality is shown to be kept.
+    """Trains the stock Trainer and the candidates within `seconds`, and chooses the first candidate whose quality is shown to be kept.
 
     With the first seed the candidates are tried until one is kept; the other `paired_seeds` ask that one again. Where none is kept
     the stock Trainer's settings are chosen.
@@ -307,67 +328,69 @@ def race(task: Task, tried: list[Tried], folder: Path, *, seconds: float) -> Rac
     start, fastest, deadline = task.start, chosen(tried), now() + seconds
     batch = start[BATCH] * task.runtime.device_count
     whole = task.plan(start).max_steps * batch
+    labels = [label for _, label in task.texts.validation]
     trials: list[Trial] = []
+    judged: list[Judged] = []
     examples = 0
 
-    def stopped(outcome: Outcome, why: str) -> Race:
-        return Race(examples, examples == whole, trials, start, outcome, None, why)
+    def ended(outcome: Outcome, detail: str, settings: Settings = start) -> Race:
+        return Race(examples, examples == whole, trials, judged, settings, outcome, detail)
 
     if fastest == start:
-        return stopped(Outcome.NOT_FASTER, "Nothing was faster than the stock Trainer here.")
-    fewest = min(whole, LEAST_STEPS * batch)
+        return ended(Outcome.NOT_FASTER, "Nothing was faster than the stock Trainer here.")
+    if len(labels) < FEWEST:
+        return ended(Outcome.NOT_DECIDED, f"{len(labels)} dev texts are too few to compare quality: {FEWEST} at least.")
     for seeds in (task.params.paired_seeds, 1):
-        examples = examples_of_a_trial(task, tried, seeds, seconds)
-        if examples >= fewest:
+        examples = examples_of_a_trial(task, tried[0].window, seeds, seconds)
+        if examples >= min(whole, LEAST_STEPS * batch):
             break
     else:
-        return stopped(
-            Outcome.NOT_DECIDED, "No time of tuning_minutes is left to compare quality: raise tuning_minutes."
-        )
+        return ended(Outcome.NOT_DECIDED, "No time of tuning_minutes is left to compare quality: raise tuning_minutes.")
 
     def train(settings: Settings, seed: int) -> Trial:
         trials.append(run_trial(task, settings, folder, seed=seed, examples=examples))
         return trials[-1]
 
-    def has_time(seconds_of_a_trial: float) -> bool:
-        return now() + seconds_of_a_trial < deadline
+    def compare(settings: Settings) -> Outcome:
+        quality = compare_quality(labels, stock, tuned)
+        outcome = judge(quality)
+        judged.append(Judged(settings, outcome, quality))
+        times = settings.get(EXAMPLES, 1)
+        tracking.say(f"batch {settings[BATCH]}, rate {settings[RATE]:.2g}, examples x {times}: {outcome}, {quality}")
+        return outcome
 
     began, first_seed = now(), task.params.seed
     stock = [train(start, first_seed)]
     pace = now() - began  # wall seconds of the slowest trial
     if stock[0].dev_loss > LEARNED * task.loss_of_frequencies():
         why = f"The stock run over {examples:,} examples learned next to nothing, so there is no quality to compare: train longer."
-        return stopped(Outcome.NOT_DECIDED, why)
-    quality, outcome, settings, tuned = None, Outcome.NOT_DECIDED, start, []
+        return ended(Outcome.NOT_DECIDED, why)
+    settings = start
     for candidate in candidates(task, fastest):
-        if not has_time(pace):
+        times, before = candidate.get(EXAMPLES, 1), trials[-1]
+        expected = before.seconds * times / before.settings.get(EXAMPLES, 1)
+        if times > 1 and expected >= stock[0].seconds:
+            continue
+        if now() + pace > deadline:
             break
-        trial = train(candidate, first_seed)
-        quality = compare_quality(stock, [trial])
-        tracking.say(f"batch {candidate[BATCH]}, learning rate {candidate[RATE]:.2g}: {quality}")
-        outcome = judge(quality)
-        if outcome is Outcome.KEPT:
-            settings, tuned = candidate, [trial]
+        tuned = [train(candidate, first_seed)]
+        if compare(candidate) is Outcome.KEPT:
+            settings = candidate
             break
     for seed in range(first_seed + 1, first_seed + seeds):
-        if not tuned or not has_time(2 * pace):
+        if settings == start or now() + 2 * pace > deadline:
             break
         stock.append(train(start, seed))
         tuned.append(train(settings, seed))
-        quality = compare_quality(stock, tuned)
-        tracking.say(f"{quality}")
-        outcome = judge(quality)
-    if outcome is not Outcome.KEPT:
+    if len(stock) > 1 and compare(settings) is not Outcome.KEPT:
         settings = start
-    detail = f"{quality}" if quality else "No time of tuning_minutes was left for a candidate."
-    return Race(examples, examples == whole, trials, settings, outcome, quality, detail)
-
-
-def judge(quality: Quality) -> Outcome:
-    """Kept needs evidence: an interval that holds a loss beyond the margin decides nothing."""
-    if quality.high <= quality.margin and statistics.median(quality.by_seed) <= quality.margin:
-        return Outcome.KEPT if quality.speed > 1 else Outcome.NOT_FASTER
-    return Outcome.WORSE if quality.low > 0 else Outcome.NOT_DECIDED
+    if not judged:
+        return ended(Outcome.NOT_DECIDED, "No time of tuning_minutes was left for a candidate.")
+    if settings == start:
+        undecided = any(candidate.outcome is Outcome.NOT_DECIDED for candidate in judged)
+        outcome = Outcome.NOT_DECIDED if undecided else judged[-1].outcome
+        return ended(outcome, "No candidate was shown to be as good, so the stock Trainer's settings are used.")
+    return ended(Outcome.KEPT, str(judged[-1].quality), settings)
 
 
 def read_or_make(make, form: type, file: Path, resume: bool):

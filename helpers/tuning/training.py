@@ -1,7 +1,8 @@
 """The classifier, one training run of it, and its training step for the planner.
 
-Settings are fields of `TrainingArguments`, with three that are not among them: `attn_implementation` of the model, `pad_to`, the length
-that the collator pads to (without it: the longest text of a batch), and `pad_to_multiple_of`, which the collator rounds that up to.
+Settings are fields of `TrainingArguments`, with four that are not among them: `attn_implementation` of the model, `pad_to`, the length
+that the collator pads to (without it: the longest text of a batch), `pad_to_multiple_of`, which the collator rounds that up to, and
+`times_the_examples`, how many times the examples of the stock run are trained on (without it: once).
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ from .sample import sample_classifier
 
 IGNORED = -100  # label of a row that only fills a batch: no loss counts it
 Settings = dict[str, Any]
-NOT_ARGUMENTS = ("attn_implementation", "pad_to", "pad_to_multiple_of")
+EXAMPLES = "times_the_examples"
+NOT_ARGUMENTS = ("attn_implementation", "pad_to", "pad_to_multiple_of", EXAMPLES)
 BATCH, RATE = "per_device_train_batch_size", "learning_rate"
 SAMPLING, GROUPED = "train_sampling_strategy", "group_by_length"
 PLANNED = (BATCH, RATE, "bf16", "fp16", "tf32", "gradient_checkpointing")  # through the plan
@@ -164,11 +166,12 @@ class Task:
     def plan(self, settings: Settings, steps: int = 0) -> Plan:
         """The plan of a run with these settings: nothing is accumulated, since which batch fits is found out by trying.
 
-        steps: 0 for as many as see the examples that the start would see, whatever the batch.
+        steps: 0 for as many as see the examples that the start would see, times the settings' factor, whatever the batch.
         """
         params, devices = self.params, self.runtime.device_count
         size = settings[BATCH]
         asked = recipe(len(self.texts.train), self.start[BATCH] * devices, params.max_length, params.max_steps)
+        asked = dataclasses.replace(asked, max_steps=asked.max_steps * settings.get(EXAMPLES, 1))
         precision = next((half for half in ("bf16", "fp16") if settings.get(half)), "fp32")
         planned = planner.plan(
             dataclasses.replace(asked, micro_batch_size=size),
@@ -274,22 +277,25 @@ class ClassifierTrainer(TrainerMixin, Trainer):
 
 def trial_folder(task: Task, folder: Path, settings: Settings, seed: int) -> Path:
     """Where a trial with these settings keeps its checkpoints."""
-    name = "stock" if settings == task.start else f"batch-{settings[BATCH]}-rate-{settings[RATE]:.4g}"
+    name = f"batch-{settings[BATCH]}-rate-{settings[RATE]:.4g}-examples-x{settings.get(EXAMPLES, 1)}"
+    if settings == task.start:
+        name = "stock"
     return folder / "trials" / f"{name}-seed-{seed}"
 
 
 def run_trial(task: Task, settings: Settings, folder: Path, *, seed: int, examples: int) -> Trial:
-    """Trains on so many examples, or goes on with that run, and reads the loss of each dev text."""
+    """Trains on so many examples, times the settings' factor, or goes on with that run, and reads each dev text."""
     trainer = trained(task, settings, folder, seed=seed, examples=examples)
     rows = task.rows("validation", settings)
     logits = torch.from_numpy(trainer.logits(rows)).float()
     labels = torch.tensor([row["labels"] for row in rows])
     losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-    return Trial(settings, seed, trainer.training_seconds(), losses.tolist())
+    return Trial(settings, seed, trainer.training_seconds(), losses.tolist(), logits.argmax(axis=1).tolist())
 
 
 def trained(task: Task, settings: Settings, folder: Path, *, seed: int, examples: int) -> ClassifierTrainer:
     """The trainer of a trial that has ended."""
+    examples *= settings.get(EXAMPLES, 1)
     steps = max(1, round(examples / (settings[BATCH] * task.runtime.device_count)))
     trainer = ClassifierTrainer(task, settings, trial_folder(task, folder, settings, seed), seed=seed, steps=steps)
     trainer.train(resume_from_checkpoint=task.params.resume)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
@@ -22,10 +23,10 @@ from helpers.train.interruption import Stopped
 from helpers.tuning import ladder, windows
 from helpers.tuning.evaluation import Trial
 from helpers.tuning.ladder import Outcome, Rung, decision, interval
-from helpers.tuning.training import BATCH, RATE, Task, Utilisation
+from helpers.tuning.training import BATCH, EXAMPLES, RATE, Task, Utilisation
 from helpers.tuning.windows import TooSlow, Window, grouped_order, measure_window
 from tests.harness import cpu_here
-from tests.tuning_run import task_of
+from tests.tuning_run import rows, task_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -87,7 +88,7 @@ from tests.machine.cuda_stand_in import pretend
 pretend(sys.argv[2])
 from helpers.machine import runtime
 from helpers.tuning import ladder
-from tests.tuning_run import task_of
+from tests.tuning_run import rows, task_of
 for rung in ladder.rungs(task_of(runtime.detect(False))):
     print("RUNG", rung.name, "|", rung.why_not)
 """
@@ -123,7 +124,7 @@ pretend("A100")
 import torch
 from helpers.machine import runtime
 from helpers.tuning import windows
-from tests.tuning_run import task_of
+from tests.tuning_run import rows, task_of
 seen = []
 class Watched(windows.WindowTrainer):
     def training_step(self, *args, **kwargs):
@@ -348,17 +349,27 @@ def test_on_eight_virtual_devices_real_windows_are_compared_until_the_rule_decid
 # ---- quality
 
 
-def plant(monkeypatch, losses: dict[tuple, float], seconds: dict[int, float], noise: float = 0.3) -> list:
-    """Trials whose dev losses are those of (batch, rate), text by text with noise of its own; the race itself is real."""
+DEV = 400  # texts
+
+
+def plant(monkeypatch, losses: dict[tuple, float], seconds: dict[int, float], noise: float = 0.3, wrong=()) -> list:
+    """Trials whose dev losses are those of (batch, rate), text by text with noise of its own; the race itself is real.
+
+    wrong: batches whose runs give a wrong label to more texts, whatever their loss. On twice the examples the loss is 0.3 lower.
+    """
     draw, calls = np.random.default_rng(0), []
-    texts = draw.gamma(1.0, 1.0, size=400)  # how hard each text is
+    texts, chance = draw.gamma(1.0, 1.0, size=DEV), draw.random(DEV)  # how hard each text is
 
     def trial(task, settings, folder, *, seed, examples):
+        times = settings.get(EXAMPLES, 1)
         calls.append((settings[BATCH], settings[RATE], seed))
-        shift = losses[settings[BATCH], settings[RATE]] - 1.0
-        return Trial(
-            settings, seed, seconds[settings[BATCH]], list(texts * 0.5 + 0.5 + shift + draw.normal(0, noise, 400))
-        )
+        shift = losses[settings[BATCH], settings[RATE]] - 1.0 - 0.3 * (times - 1)
+        dev_losses = texts * 0.5 + 0.5 + shift + draw.normal(0, noise, DEV)
+        labels = np.array([label for _, label in task.texts.validation])
+        accuracy = 0.5 if settings[BATCH] in wrong else 0.8 - shift / 3
+        correct = chance + draw.normal(0, 0.03, DEV) < accuracy
+        predictions = np.where(correct, labels, (labels + 1) % 3)
+        return Trial(settings, seed, times * seconds[settings[BATCH]], [*dev_losses], predictions.tolist())
 
     monkeypatch.setattr(ladder, "run_trial", trial)
     return calls
@@ -366,16 +377,16 @@ def plant(monkeypatch, losses: dict[tuple, float], seconds: dict[int, float], no
 
 @pytest.fixture
 def fast(task):
-    """(task, a climb that kept twice and four times the batch)."""
+    """(task, a climb that kept four times the batch)."""
     kept = task.start | {BATCH: 32}
-    window = Window(100.0, 0.08, 1.0, None, 1.0)
+    windows = [Window(100.0 * factor, 0.08 / factor, 1.0, None, 1.0) for factor in (1, 2)]
     tried = [
-        ladder.Tried("stock Trainer", {}, task.start, Outcome.START, window=window),
-        ladder.Tried(
-            "batch 32", {BATCH: 32}, kept, Outcome.KEPT, ratios=[2.0] * 6, window=Window(200.0, 0.04, 1, None, 1)
-        ),
+        ladder.Tried("stock Trainer", {}, task.start, Outcome.START, window=windows[0]),
+        ladder.Tried("batch 32", {BATCH: 32}, kept, Outcome.KEPT, ratios=[2.0] * 6, window=windows[1]),
     ]
-    return task_of(cpu_here(), max_steps=600), tried
+    task = task_of(cpu_here(), max_steps=600)
+    texts = dataclasses.replace(task.texts, validation=rows(DEV, seed=1))
+    return dataclasses.replace(task, texts=texts), tried
 
 
 RATES = [(8, 1e-3), (32, 4e-3), (32, 2e-3), (16, 2e-3), (16, 1e-3 * math.sqrt(2))]
@@ -389,33 +400,51 @@ def losses_of(*values: float) -> dict[tuple, float]:
 @pytest.mark.parametrize(
     ("planted", "settings", "outcome"),
     [
-        (losses_of(1.0, 0.9, 1.0, 1.0, 1.0), (32, 4e-3), Outcome.KEPT),
-        (losses_of(1.0, 1.3, 0.9, 1.0, 1.0), (32, 2e-3), Outcome.KEPT),
-        (losses_of(1.0, 1.3, 1.3, 0.9, 1.0), (16, 2e-3), Outcome.KEPT),
-        (losses_of(1.0, 1.3, 1.3, 1.3, 1.3) | {(8, 1e-3): 1.0}, (8, 1e-3), Outcome.WORSE),
+        (losses_of(1.0, 0.7, 1.0, 1.0, 1.0), (32, 4e-3, 1), Outcome.KEPT),
+        (losses_of(1.0, 1.3, 0.7, 1.0, 1.0), (32, 2e-3, 1), Outcome.KEPT),
+        (losses_of(1.0, 1.1, 1.1, 1.0, 1.0), (32, 4e-3, 2), Outcome.KEPT),
+        (losses_of(1.0, 1.7, 1.7, 0.7, 1.0), (16, 2e-3, 1), Outcome.KEPT),
+        (losses_of(1.5, 2.2, 2.2, 2.2, 2.2), (8, 1e-3, 1), Outcome.WORSE),
     ],
-    ids=["times k", "root of k", "half the batch", "all lose"],
+    ids=["times k", "root of k", "twice the examples", "half the batch", "all lose"],
 )
 def test_good_and_bad_settings_that_are_planted_are_decided(fast, monkeypatch, tmp_path, planted, settings, outcome):
     task, tried = fast
-    calls = plant(monkeypatch, planted, {8: 100.0, 16: 60.0, 32: 50.0})
+    monkeypatch.setattr(Task, "loss_of_frequencies", lambda task: 2.0)
+    seconds = {8: 100.0, 16: 60.0, 32: 40.0}
+    calls = plant(monkeypatch, planted, seconds)
     monkeypatch.setattr(ladder, "candidates", lambda task, fastest, real=ladder.candidates: real(task, fastest)[:-1])
     raced = ladder.race(task, tried, tmp_path, seconds=1e6)
-    assert (raced.settings[BATCH], raced.settings[RATE]) == pytest.approx(settings) and raced.outcome is outcome
+    chosen = (raced.settings[BATCH], raced.settings[RATE], raced.settings.get(EXAMPLES, 1))
+    assert chosen == pytest.approx(settings) and raced.outcome is outcome
     if outcome is Outcome.KEPT:
-        assert len(raced.pairs(task.start)) == len(raced.quality.by_seed) == task.params.paired_seeds == 3
-        assert raced.quality.speed == pytest.approx(100.0 / {16: 60.0, 32: 50.0}[settings[0]])
+        assert len(raced.pairs(task.start)) == task.params.paired_seeds == 3
+        assert raced.judged[-1].quality.speed == pytest.approx(100.0 / seconds[chosen[0]] / chosen[2])
     else:
-        assert raced.quality.low > 0 and {seed for _, _, seed in calls} == {0}
+        assert {seed for _, _, seed in calls} == {0}
+        assert len(calls) == 1 + 6  # batch 16 on twice the examples would be slower than the stock Trainer
 
 
 @pytest.mark.once
-def test_an_interval_that_allows_both_decides_nothing_and_the_stock_settings_stay(fast, monkeypatch, tmp_path):
+def test_a_lower_loss_does_not_hide_that_fewer_texts_get_their_label(fast, monkeypatch, tmp_path):
     task, tried = fast
-    plant(monkeypatch, dict.fromkeys(RATES, 1.0), {8: 100.0, 16: 60.0, 32: 50.0}, noise=2.0)
-    monkeypatch.setattr(ladder, "candidates", lambda task, fastest, real=ladder.candidates: real(task, fastest)[:-1])
+    plant(monkeypatch, dict.fromkeys(RATES, 1.0) | {(32, 4e-3): 0.5}, {8: 100.0, 16: 60.0, 32: 40.0}, wrong=(32,))
+    first = ladder.race(task, tried, tmp_path, seconds=1e6).judged[0]
+    assert first.settings[BATCH] == 32 and first.quality.loss.high < 0
+    assert first.outcome is Outcome.WORSE and first.quality.f1.high < 0
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("texts", [DEV, 19], ids=["much noise", "few texts"])
+def test_what_the_dev_texts_do_not_show_is_not_decided_and_the_stock_settings_stay(fast, monkeypatch, tmp_path, texts):
+    task, tried = fast
+    task = dataclasses.replace(task, texts=dataclasses.replace(task.texts, validation=rows(texts, seed=1)))
+    plant(monkeypatch, dict.fromkeys(RATES, 1.0), {8: 100.0, 16: 60.0, 32: 50.0}, noise=9.0)
+    monkeypatch.setattr(Task, "loss_of_frequencies", lambda task: 9.0)
+    monkeypatch.setattr(ladder, "candidates", lambda task, fastest, real=ladder.candidates: real(task, fastest)[:2])
     raced = ladder.race(task, tried, tmp_path, seconds=1e6)
     assert raced.outcome is Outcome.NOT_DECIDED and raced.settings == task.start and raced.pairs(task.start) == []
+    assert len(raced.judged) == (2 if texts == DEV else 0)
 
 
 @pytest.mark.once
@@ -429,10 +458,10 @@ def test_a_stock_run_that_learned_nothing_is_no_quality_to_keep(fast, monkeypatc
 @pytest.mark.once
 def test_runs_of_a_race_are_as_long_as_the_time_allows_and_none_is_begun_too_late(fast, monkeypatch, tmp_path):
     task, tried = fast
-    calls = plant(monkeypatch, losses_of(1.0, 0.9, 1.0, 1.0, 1.0), {8: 1.0, 16: 1.0, 32: 1.0})
+    calls = plant(monkeypatch, losses_of(1.0, 0.7, 1.0, 1.0, 1.0), {8: 1.0, 16: 1.0, 32: 1.0})
     monkeypatch.setattr(ladder, "time", SimpleNamespace(monotonic=lambda: 10.0 * len(calls)))
     raced = ladder.race(task, tried, tmp_path, seconds=45.0)
-    assert 240 <= raced.examples < 4800 and not raced.whole and len(calls) <= 4
+    assert 240 <= raced.examples < 4800 and not raced.is_whole and len(calls) <= 4
     short = ladder.race(task, tried, tmp_path, seconds=0.5)
     assert short.outcome is Outcome.NOT_DECIDED and "raise tuning_minutes" in short.detail
 
@@ -448,7 +477,7 @@ def test_a_second_run_reads_what_was_measured(task, monkeypatch, tmp_path, fast)
     count = len(calls)
     assert read() == first and len(calls) == count
     task, tried = fast
-    plant(monkeypatch, losses_of(1.0, 0.9, 1.0, 1.0, 1.0), {8: 100.0, 16: 60.0, 32: 50.0})
+    plant(monkeypatch, losses_of(1.0, 0.7, 1.0, 1.0, 1.0), {8: 100.0, 16: 60.0, 32: 50.0})
     for _ in range(2):
         raced = ladder.read_or_make(
             lambda: ladder.race(task, tried, tmp_path, seconds=1e6), ladder.Race, tmp_path / "race.json", True

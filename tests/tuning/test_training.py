@@ -12,7 +12,7 @@ import torch
 
 import helpers
 from helpers.machine import xla
-from helpers.tuning.evaluation import MARGIN, Trial, compare_quality, f1_difference, scores
+from helpers.tuning.evaluation import Trial, compare_quality, f1_difference, paired_interval, scores
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.training import BATCH, RATE, Task, predictions, run_trial, trained
 from tests import harness
@@ -164,39 +164,42 @@ def test_f1_is_the_mean_over_the_labels_that_have_a_row():
     assert found == {"f1": pytest.approx((label_0 + label_1) / 2), "accuracy": 0.6}
 
 
-def trials(*losses, seconds: float = 1.0) -> list[Trial]:
-    return [Trial({}, seed, seconds, list(values)) for seed, values in enumerate(losses)]
-
-
 @pytest.mark.once
-def test_the_interval_of_a_quality_is_that_of_paired_texts():
+def test_the_differences_and_their_intervals_are_those_of_paired_texts():
     from scipy import stats
 
     draw = np.random.default_rng(0)
-    stock = draw.gamma(1.0, 1.0, (3, 200))
-    tuned = stock + draw.normal(0.1, 0.2, (3, 200)) + np.array([[0.0], [0.05], [-0.05]])
-    one = compare_quality(trials(stock[0], seconds=4.0), trials(tuned[0]))
-    paired = stats.ttest_rel(tuned[0], stock[0]).confidence_interval(0.95)
-    assert (one.low, one.high) == pytest.approx(paired) and one.speed == 4.0
-    assert one.margin == pytest.approx(MARGIN * stock[0].mean())
-    three = compare_quality(trials(*stock), trials(*tuned))
-    paired = stats.ttest_rel(tuned.mean(axis=0), stock.mean(axis=0)).confidence_interval(0.95)
-    assert (three.low, three.high) == pytest.approx(paired)
-    assert three.by_seed == pytest.approx((tuned - stock).mean(axis=1))
-    few = compare_quality(trials(stock[0, :19]), trials(tuned[0, :19]))
-    assert np.isinf([few.low, few.high]).all()
+    labels = draw.integers(0, 5, 400)
+    predicted = [np.where(draw.random((2, 400)) < share, labels, 0) for share in (0.6, 0.8)]
+    losses = draw.gamma(1.0, 1.0, (2, 400))
+    losses = losses, losses + draw.normal(0.1, 0.2, (2, 400))
+    stock, tuned = (
+        [Trial({}, seed, seconds, [*losses[side][seed]], [*predicted[side][seed]]) for seed in range(2)]
+        for side, seconds in enumerate((4.0, 1.0))
+    )
+    one, two = compare_quality(labels, stock[:1], tuned[:1]), compare_quality(labels, stock, tuned)
+    paired = stats.ttest_rel(losses[1][0], losses[0][0]).confidence_interval(0.95)
+    assert (one.loss.low, one.loss.high) == pytest.approx(paired, abs=3e-3)
+    assert two.speed == 4.0 and two.loss.value == pytest.approx((losses[1] - losses[0]).mean())
+    expected = [
+        scores(predicted[1][seed], labels)["f1"] - scores(predicted[0][seed], labels)["f1"] for seed in range(2)
+    ]
+    assert two.f1.value == pytest.approx(np.mean(expected)) and 0 < two.f1.low < two.f1.value < two.f1.high
+    same = f1_difference(labels, predicted[0], predicted[0])
+    assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
 
 
 @pytest.mark.once
-def test_the_difference_in_f1_is_sklearns_and_its_interval_holds_it():
-    draw = np.random.default_rng(0)
-    labels = draw.integers(0, 5, 400)
-    stock, tuned = (np.where(draw.random((2, 400)) < share, labels, 0) for share in (0.6, 0.8))
-    mean, low, high = f1_difference(labels, stock, tuned)
-    expected = [scores(tuned[seed], labels)["f1"] - scores(stock[seed], labels)["f1"] for seed in range(2)]
-    assert mean == pytest.approx(np.mean(expected)) and 0 < low < mean < high
-    same = f1_difference(labels, stock, stock)
-    assert same == (0.0, 0.0, 0.0)
+def test_the_interval_over_seeds_is_wider_where_they_are_further_apart():
+    texts = np.arange(200.0)
+    close, apart = (np.array([[-shift], [shift]]) + np.zeros((2, 200)) for shift in (0.1, 1.0))
+    widths = []
+    for losses in (close, apart):
+        interval = paired_interval(
+            lambda seeds, texts, losses=losses: losses[np.ix_(seeds, texts)].mean(), 2, len(texts)
+        )
+        widths.append(interval.high - interval.low)
+    assert widths == pytest.approx([0.2, 2.0])
 
 
 @pytest.mark.once
