@@ -1,5 +1,6 @@
 """The encoder's training step, for the planner."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -95,7 +96,8 @@ def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
     """
     params = GraphParameters.defaults().model_copy(update={"config": asked.model or AUTO})
     configuration = params.configuration(machine)
-    return run_recipe(configuration, asked.examples or SEQUENCES, machine.device_count), _step(configuration)
+    recipe = run_recipe(configuration, asked.examples or SEQUENCES, machine.device_count)
+    return dataclasses.replace(recipe, clips_micro_batch=not asked.model), _step(configuration)
 
 
 @functools.lru_cache(maxsize=4)  # machines with one configuration share what is counted of it

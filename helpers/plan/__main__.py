@@ -17,27 +17,23 @@ from helpers.machine.hardware import Machine
 from helpers.parameters import LARGEST
 from helpers.show import tables
 
-from .forecast import LEFT_OUT, NOT_KNOWN, Forecast, Measured, between, fastest, forecast
+from .forecast import LEFT_OUT, NOT_KNOWN, Forecast, Measured, forecast, interval, is_faster, seconds_an_example
 from .machines import FREE, NAMES, machine, runtime_of, split_names, usd_per_hour
 from .settings import plan
 from .workloads import ROOMS, Asked, Workload, room
 
 DEFAULT_HARDWARE = "T4,2xT4,P100,L4,A100 40GB,RTX 3050,v5e-1,v5e-8"
-OPTIONS = {  # name: default and help
-    "hardware": (
-        DEFAULT_HARDWARE,
-        f"names between commas: {', '.join(NAMES)}, N x a GPU, as nvidia-smi says it, or with a datasheet",
-    ),
-    "model": ("", "hub id, or local folder with a config.json; by default the notebook's model"),
-    "method": ("", "legal_cot_sft: full, lora or qlora"),
-    "examples": (0, "rows of the data; 0: those of the notebook's data"),
-    "steps": (0, "optimizer steps of the first machine's batch, which the others share out; 0: the recipe's"),
-    "batch-size": (0, "examples in an optimizer step; 0: the recipe's"),
-    "length": (0, "tokens of a sequence; 0: the notebook's"),
+HELP = {
+    "model": "hub id, or local folder with a config.json; by default the notebook's model",
+    "method": "legal_cot_sft: full, lora or qlora",
+    "examples": "rows of the data; 0: those of the notebook's data",
+    "length": "tokens of a sequence; 0: the notebook's",
+    "batch_size": "examples in an optimizer step; 0: the recipe's",
+    "steps": "optimizer steps of the first machine's batch, which the others share out; 0: the recipe's",
 }
 
 
-def forecasts(notebook: str, hardware: Sequence[str], asked: Asked, *, max_steps: int = 0, **how) -> list[Forecast]:
+def forecasts(notebook: str, hardware: Sequence[str], asked: Asked, **how) -> list[Forecast]:
     """The plan of a notebook's run on each named machine, with time and cost.
 
     All machines train on as many examples as the first one that is planned, whatever their batch is. A machine that is unknown
@@ -45,39 +41,31 @@ def forecasts(notebook: str, hardware: Sequence[str], asked: Asked, *, max_steps
 
     Args:
         asked: what differs from the notebook's defaults.
-        max_steps: of the first machine; 0: the recipe's.
         **how: `fused` and `measured`, as of `forecast.step_seconds`.
 
     Raises ValueError for an unknown notebook and a number out of range.
     """
-    _check_numbers(asked, max_steps)
+    for name, value in vars(asked).items():
+        if isinstance(value, int) and not 0 <= value <= LARGEST:
+            raise ValueError(f"{name}={value} is out of range: give 0 (the notebook's) to {LARGEST:,}")
     planner = room(notebook).planned
     runs: list[Forecast] = []
     for name in hardware:
-        examples = next((run.examples for run in runs if run.plan), 0)
+        examples = max((run.examples for run in runs), default=0)
         try:
-            here = machine(name)
-            runtime = runtime_of(here)
+            place = machine(name)
+            runtime = runtime_of(place)
             recipe, workload = planner(asked, runtime)
             _check_length(workload, asked.length)
-            settings = plan(recipe, workload, runtime, batch_size=asked.batch_size, max_steps=max_steps)
+            settings = plan(recipe, workload, runtime, batch_size=asked.batch_size, max_steps=asked.steps)
             if examples:
                 steps = max(1, round(examples / settings.batch_size))
                 settings = plan(recipe, workload, runtime, batch_size=asked.batch_size, max_steps=steps)
-            runs.append(forecast(workload, settings, here, usd_per_hour=usd_per_hour(here), **how))
+            runs.append(forecast(workload, settings, place, usd_per_hour=usd_per_hour(place), **how))
         except ValueError as error:
-            nowhere = Machine(name=name.strip(), kind="unknown", accelerator=None, count=1)
-            names = {"notebook": notebook, "model": asked.model or "its model", "precision": ""}
-            runs.append(Forecast(**names, machine=nowhere, problem=str(error)))
+            unknown = Machine(name=name.strip(), kind="unknown", accelerator=None, count=1)
+            runs.append(Forecast(machine=unknown, problem=str(error)))
     return runs
-
-
-def _check_numbers(asked: Asked, max_steps: int) -> None:
-    """Raises ValueError for a number that no run has."""
-    numbers = {"examples": asked.examples, "length": asked.length, "batch-size": asked.batch_size, "steps": max_steps}
-    for name, value in numbers.items():
-        if not 0 <= value <= LARGEST:
-            raise ValueError(f"{name}={value} is out of range: give 0 (the notebook's) to {LARGEST:,}")
 
 
 def _check_length(workload: Workload, length: int) -> None:
@@ -94,57 +82,49 @@ def row(run: Forecast) -> dict[str, str]:
     """One machine as a row of a table."""
     plan = run.plan
     if plan is None:
-        return {"hardware": run.machine.name, "precision": run.precision, "fits": "no plan: see below"}
+        return {"hardware": run.machine.name, "fits": "no plan: see below"}
     checkpointing = " with checkpointing" if plan.gradient_checkpointing else ""
     return {
         "hardware": run.machine.name,
-        "precision": run.precision,
+        "precision": plan.precision,
         "fits": plan.memory.fits + checkpointing,
         "batch": f"{plan.per_device_batch_size} x {plan.device_count} x {plan.gradient_accumulation_steps} = {plan.batch_size}",
-        "memory": between(run.memory, tables.size),
+        "memory": interval(run.memory, tables.size),
         "steps": f"{plan.max_steps:,}",
-        "run": between(run.seconds, tables.seconds),
-        "cost": money(run),
+        "run": interval(run.seconds, tables.seconds),
+        "cost": price(run),
         "time rests on": run.step.basis if run.step else NOT_KNOWN,
     }
 
 
-def money(run: Forecast) -> str:
+def price(run: Forecast) -> str:
     """What the run costs, such as `$0 (Colab) or $0.02 to $0.08`."""
-    free = FREE.get(run.machine.name)
-    paid = run.usd and between(run.usd, "${:.2g}".format)
-    return " or ".join(filter(None, (free and f"$0 ({free})", paid))) or "no price"
+    free = run.machine.name in FREE and f"$0 ({FREE[run.machine.name]})"
+    paid = run.usd and interval(run.usd, "${:.2g}".format)
+    return " or ".join(filter(None, (free, paid))) or "no price"
 
 
 def report(runs: Sequence[Forecast]) -> str:
-    """Machines side by side as text: a table, notes on a machine or its step, and which machine is fastest."""
-    first = next((run for run in runs if run.plan), runs[0])
-    head = f"{first.notebook}, {first.model}"
-    if first.plan:
-        count = first.plan.memory.count
-        head += (
-            f": {count.parameters:,} weights, {count.trained:,} trained, {first.examples:,} examples on each machine"
-        )
-    lines = [head, "", tables.text([row(run) for run in runs]), LEFT_OUT]
+    """Machines side by side as text, one of them planned: a table, notes on a machine or its step, and which machine is fastest."""
+    planned = [run for run in runs if run.plan]
+    first = planned[0]
+    count = first.plan.memory.count
+    weights = f"{count.parameters:,} weights, {count.trained:,} trained"
+    lines = [
+        f"{first.workload.notebook}, {first.workload.name}: {weights}, {first.examples:,} examples on each machine"
+    ]
+    lines += ["", tables.text([row(run) for run in runs]), LEFT_OUT]
     for run in runs:
         for note in (run.problem, getattr(run.machine.accelerator, "note", "")):
             if note:
                 lines.append(f"{run.machine.name}: {note}")
-    return "\n".join([*lines, *verdict(runs)])
-
-
-def verdict(runs: Sequence[Forecast]) -> list[str]:
-    """Which machine is fastest, and which of the others are not told apart from it."""
-    first, near = fastest(runs)
-    if first is None:
-        return []
-    others = ", ".join(run.machine.name for run in near)
-    guess = " (TPU times are guesses)" if any(run.machine.kind == "xla" for run in (first, *near)) else ""
-    return [
-        f"fastest on the same examples: {first.machine.name}"
-        + (f"; not told apart: {others}" if others else "")
-        + guess
-    ]
+    timed = sorted((run for run in planned if run.step), key=seconds_an_example)
+    if len(timed) > 1:
+        lines.append(f"fastest on the same examples: {timed[0].machine.name}")
+        others = [run.machine.name for run in timed[1:] if not is_faster(timed[0], run)]
+        if others:
+            lines.append(f"not told apart from it: {', '.join(others)}")
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,33 +132,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m helpers.plan", description=__doc__, formatter_class=form)
     parser.add_argument("notebook", help=", ".join(ROOMS))
-    for name, (default, what) in OPTIONS.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default, help=what)
+    names = f"names between commas: {', '.join(NAMES)}, N x a GPU, as nvidia-smi says it, or with a datasheet"
+    parser.add_argument("--hardware", default=DEFAULT_HARDWARE, help=names)
+    for field in fields(Asked):
+        option = f"--{field.name.replace('_', '-')}"
+        parser.add_argument(option, type=type(field.default), default=field.default, help=HELP[field.name])
     parser.add_argument("--fused", action="store_true", help="the step is compiled, or its kernels are fused by hand")
-    parser.add_argument(
-        "--measured",
-        action="append",
-        default=[],
-        help="results.json of a run on any machine: its time comes first there, and by the ratio of both machines elsewhere",
+    measured = (
+        "results.json of a run on any machine: its time comes first there, and by the ratio of both machines elsewhere"
     )
+    parser.add_argument("--measured", action="append", default=[], help=measured)
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    asked = Asked(**{field.name: getattr(options, field.name) for field in fields(Asked)})
     try:
-        runs = forecasts(
-            given.notebook,
-            split_names(given.hardware),
-            Asked(**{field.name: getattr(given, field.name) for field in fields(Asked)}),
-            max_steps=given.steps,
-            fused=given.fused,
-            measured=[Measured.read(path) for path in given.measured],
-        )
+        measured = [Measured.read(path) for path in options.measured]
+        hardware = split_names(options.hardware)
+        runs = forecasts(options.notebook, hardware, asked, fused=options.fused, measured=measured)
+        if not any(run.plan for run in runs):
+            raise ValueError("\n".join(run.problem for run in runs))
     except (ValueError, OSError, RuntimeError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    if not any(run.plan for run in runs):
-        sys.stderr.write("\n".join(run.problem for run in runs) + "\n")
-        return 2
-    print(json.dumps([run.results() for run in runs], indent=1) if given.json else report(runs))
+    print(json.dumps([run.results() for run in runs], indent=1) if options.json else report(runs))
     return 0
 
 

@@ -1,20 +1,20 @@
 """What a step needs on a machine, as intervals that say what they rest on: memory, seconds, dollars; and which machine is faster.
 
-forecast = here(workload, plan, runtime)                     # in a notebook, before training
+forecast = forecast_run(workload, plan, runtime)             # in a notebook, before training
 tables.show(forecast.rows())
-tables.show(forecast.beside(measured["train"]))              # and after it
+tables.show(forecast.compared(measured["train"]))            # and after it
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helpers.machine.hardware import Machine, find
+from helpers.machine.hardware import Accelerator, Machine, find
 from helpers.machine.runtime import Runtime
 from helpers.show import tables
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 NOT_KNOWN = "no run like it was published; --measured takes one of this machine"
 LEFT_OUT = "The run is training with its trials, evaluations and compilation; download and saving come on top."
 
-# kind: least and most of the counted bytes that are taken, and at most so many that the driver takes beside them.
-BESIDE = {
+# kind: lowest and highest share of the counted bytes that is taken, and the bytes that the driver takes at most on top.
+TAKEN = {
     "cpu": (0.95, 1.05, 0),  # benchmarks/planner.py
     # The caching allocator's fragments, and the CUDA context, which a run's own measurement leaves out. Four notebooks on an H200: 0.95 to 1.03.
     "cuda": (0.9, 1.3, 1_400 * 10**6),
@@ -63,17 +63,19 @@ class Range:
     value: float
     basis: str
 
-    def __mul__(self, factor: float) -> Range:
-        return Range(low=self.low * factor, high=self.high * factor, value=self.value * factor, basis=self.basis)
+    @classmethod
+    def around(cls, value: float, factor: float, basis: str) -> Range:
+        """From `value` over `factor` to `value` times `factor`."""
+        return cls(low=value / factor, high=value * factor, value=value, basis=basis)
+
+    def scaled(self, factor: float, *, plus_low: float = 0.0, plus_high: float = 0.0) -> Range:
+        """All three times `factor`, plus what is added at each end."""
+        low, high = self.low * factor + plus_low, self.high * factor + plus_high
+        return replace(self, low=low, high=high, value=self.value * factor + (plus_low + plus_high) / 2)
 
 
-def around(value: float, factor: float, basis: str) -> Range:
-    """`value` and as many times less or more."""
-    return Range(low=value / factor, high=value * factor, value=value, basis=basis)
-
-
-def between(span: Range | None, form) -> str:
-    """An interval in the units of `form`."""
+def interval(span: Range | None, form: Callable[[float], str]) -> str:
+    """In the units of `form`."""
     return f"{form(span.low)} to {form(span.high)}" if span else "not known"
 
 
@@ -107,12 +109,12 @@ def memory(count: Count, kind: str, capacity: int | None, *, processes: int = 1,
         processes: how many reduce their gradients among each other, in buckets as large as all gradients.
         evaluation: bytes, from `counting.evaluation_peak`.
     """
-    least, most, context = BESIDE[kind]
+    lowest, highest, context = TAKEN[kind]
     counted = count.peak + (count.gradients if processes > 1 and kind != "xla" else 0)
     evaluation += count.optimizer if evaluation else 0
     basis = "counted" if counted >= evaluation else "counted: evaluation takes more than training"
     counted = max(counted, evaluation)
-    span = Range(low=counted * least, high=counted * most + context, value=counted, basis=basis)
+    span = Range(low=counted * lowest, high=counted * highest + context, value=counted, basis=basis)
     return Memory(count=count, peak=span, capacity=capacity and int(capacity * (CPU_SHARE if kind == "cpu" else 1)))
 
 
@@ -125,6 +127,16 @@ def training_seconds(train: Mapping[str, Any]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Work:
+    """An optimizer step of one device in numbers."""
+
+    flops: float  # of a micro-batch
+    trained: int  # weights
+    launches: int  # of a micro-batch
+    accumulation: int = 1  # micro-batches
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measured:
     """A step that a results.json holds, of any notebook and machine."""
 
@@ -132,10 +144,7 @@ class Measured:
     device: str
     devices: int
     precision: str
-    accumulation: int
-    flops: float  # of a micro-batch on one device
-    trained: int  # weights
-    launches: int
+    work: Work
     seconds: float  # of an optimizer step
 
     @classmethod
@@ -143,16 +152,14 @@ class Measured:
         """Raises ValueError for a file that is no results.json of a run that trained."""
         try:
             results = json.loads(Path(path).read_text(encoding="utf-8"))
-            train, plan, about, runtime = (results[name] for name in ("train", "plan", "forecast", "runtime"))
+            train, plan, runtime = results["train"], results["plan"], results["runtime"]
+            numbers = {name: plan["memory"][name] for name in ("flops", "trained", "launches")}
             return cls(
-                job=(about["notebook"], about["model"]),
+                job=(results["forecast"]["notebook"], results["forecast"]["model"]),
                 device=runtime["device_name"],
                 devices=runtime["device_count"],
                 precision=plan["precision"],
-                accumulation=plan["gradient_accumulation_steps"],
-                flops=plan["memory"]["flops"],
-                trained=plan["memory"]["trained"],
-                launches=plan["memory"]["launches"],
+                work=Work(accumulation=plan["gradient_accumulation_steps"], **numbers),
                 seconds=training_seconds(train) / train["steps"],
             )
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -163,80 +170,68 @@ class Measured:
         same = machine.kind == "cpu" if machine.accelerator is None else find(self.device) == machine.accelerator
         return same and (self.devices, self.precision) == (machine.count, precision)
 
-    def machine(self) -> Machine | None:
-        """The machine that was measured; None for a device that has no datasheet here."""
-        accelerator = find(self.device)
-        return accelerator and Machine(
-            name=accelerator.name, kind=accelerator.kind, accelerator=accelerator, count=self.devices
-        )
-
 
 def step_seconds(
     workload: Workload,
-    count: Count,
+    work: Work,
     machine: Machine,
     precision: str,
-    accumulation: int = 1,
     *,
     fused: bool = False,
     measured: Sequence[Measured] = (),
 ) -> Range | None:
-    """Seconds of one optimizer step of `accumulation` micro-batches, each of `count` on every device; None: not known.
+    """Seconds of one optimizer step; None: not known.
 
     What was measured on this machine comes first, then what was measured of the same job on another one, times the ratio of
     both machines, then published runs.
 
     fused: the step is compiled (`torch.compile`), or its kernels are fused by hand (flash attention, Apex, Liger).
     """
-    flops, job = count.flops * accumulation, (workload.notebook, workload.name)
-    same_job = [one for one in measured if one.job == job]
-    here = [one for one in measured if one.is_of(machine, precision) and (one.job == job or not workload.recurrent)]
-    if here:
-        known = max(here, key=lambda one: one.job == job)
-        factor = SAME_MODEL if known.job == job else OTHER_MODEL
-        seconds = known.seconds * flops / (known.flops * known.accumulation)
-        return around(seconds, factor, f"measured ({known.job[0]})")
-    work = _Work(count.flops, accumulation, count.trained, count.launches)
-    expected = None if workload.recurrent else _published(work, machine, precision, fused)
-    if expected is None:
-        return None
-    for known in same_job:
-        source = known.machine()
-        there = source and _published(
-            _Work(known.flops, known.accumulation, known.trained, known.launches), source, known.precision, fused
-        )
+    job = workload.notebook, workload.name
+    of_job = [run for run in measured if run.job == job]
+    others = [] if workload.recurrent else [run for run in measured if run.job != job]
+    for run in (*of_job, *others):
+        if run.is_of(machine, precision):
+            scale = work.flops * work.accumulation / (run.work.flops * run.work.accumulation)
+            factor = SAME_MODEL if run.job == job else OTHER_MODEL
+            return Range.around(run.seconds * scale, factor, f"measured ({run.job[0]})")
+    expected = None if workload.recurrent else _published(work, machine.accelerator, precision, fused)
+    for run in of_job if expected else ():
+        source = find(run.device)
+        there = _published(run.work, source, run.precision, fused)
         if there:
-            scale = expected.value / there.value
-            same_card = source.accelerator == machine.accelerator
-            error = SAME_CARD if same_card else RATIO if source.kind == machine.kind else EITHER_WAY**2
-            return around(known.seconds * scale, error, f"measured on {source.name}, by the ratio of both machines")
+            seconds = run.seconds * expected.value / there.value
+            basis = f"measured on {source.name}, by the ratio of both machines"
+            return Range.around(seconds, _error_of_ratio(source, machine.accelerator), basis)
     return expected
 
 
-@dataclass(frozen=True)
-class _Work:
-    """An optimizer step in numbers, on one device."""
-
-    flops: float  # of a micro-batch
-    accumulation: int
-    trained: int  # weights
-    launches: int  # of a micro-batch
-
-
-def _published(work: _Work, machine: Machine, precision: str, fused: bool) -> Range | None:
+def _published(work: Work, accelerator: Accelerator | None, precision: str, fused: bool) -> Range | None:
     """Seconds of a step by published runs; None for a machine without a datasheet."""
-    peak = machine.accelerator and machine.accelerator.peak_for(precision)
+    peak = accelerator and accelerator.peak_for(precision)
     if not peak:
         return None
-    bandwidth, ideal = machine.accelerator.bandwidth, work.flops / peak
-    bound = work.accumulation * ideal + ADAMW_BYTES * work.trained / bandwidth
-    size = 0.0 if machine.kind == "xla" else SIZE if fused else SIZE_UNFUSED
-    log = CONSTANT[machine.kind] + BALANCE * math.log(peak / bandwidth) + size * clipped(ideal)
-    centre = around(bound * math.exp(log), EITHER_WAY, GUESS if machine.kind == "xla" else PUBLISHED)
-    launches = work.launches * work.accumulation if machine.kind == "cuda" and not fused else 0
+    is_gpu, ideal = accelerator.kind == "cuda", work.flops / peak
+    bound = work.accumulation * ideal + ADAMW_BYTES * work.trained / accelerator.bandwidth
+    log = CONSTANT[accelerator.kind] + BALANCE * math.log(peak / accelerator.bandwidth)
+    if is_gpu:
+        log += (SIZE if fused else SIZE_UNFUSED) * clipped(ideal)
+    centre = Range.around(bound * math.exp(log), EITHER_WAY, PUBLISHED if is_gpu else GUESS)
+    launches = work.launches * work.accumulation if is_gpu and not fused else 0
     # No step is faster than peak and bandwidth allow; one smaller than any published may take as long as the smallest.
     high = max(bound, centre.high) * max(1, SIZES[0] / ideal)
     return replace(centre, low=max(bound, centre.low, LAUNCH[0] * launches), high=max(high, LAUNCH[1] * launches))
+
+
+def _error_of_ratio(one: Accelerator | None, other: Accelerator | None) -> float:
+    """Either way, of the ratio of two machines' times.
+
+    Errors that both share (the software, the model, how its step was counted) cancel, most of all on several of the same card;
+    machines of two kinds share none.
+    """
+    if one == other:
+        return SAME_CARD
+    return RATIO if one and other and one.kind == other.kind else EITHER_WAY**2
 
 
 def clipped(ideal: float) -> float:
@@ -251,17 +246,13 @@ def clipped(ideal: float) -> float:
 class Forecast:
     """One plan on one machine."""
 
-    notebook: str
-    model: str
     machine: Machine
-    precision: str
-    plan: Any = None  # helpers.plan.settings.Plan; None where nothing fits
+    problem: str = ""  # why there is nothing of what follows
+    workload: Workload | None = None
+    plan: Any = None  # helpers.plan.settings.Plan
     step: Range | None = None  # seconds of an optimizer step; None: not known
-    memory: Range | None = None  # bytes of a device; in a notebook on a CPU of the whole process
+    memory: Range | None = None  # bytes of a device; None in a notebook on a CPU
     usd_per_hour: float | None = None  # of the machine, where one is known
-    evaluated: int = 0  # examples, as in `Workload`
-    trial_seconds: float = 0.0
-    problem: str = ""  # why there is no plan
 
     @property
     def examples(self) -> int:
@@ -273,67 +264,62 @@ class Forecast:
         """Of the run, with its trials, evaluations and compilation."""
         if self.step is None:
             return None
-        steps = self.plan.max_steps + EVALUATED * self.evaluated / self.plan.batch_size
+        steps = self.plan.max_steps + EVALUATED * self.workload.evaluated / self.plan.batch_size
         shortest, longest = COMPILATION if self.machine.kind == "xla" else (0.0, 0.0)
-        span = self.step * steps
-        return replace(
-            span,
-            low=span.low + shortest + self.trial_seconds,
-            high=span.high + longest + self.trial_seconds,
-            value=span.value + (shortest + longest) / 2 + self.trial_seconds,
-        )
+        trials = self.workload.trial_seconds
+        return self.step.scaled(steps, plus_low=trials + shortest, plus_high=trials + longest)
 
     @property
     def usd(self) -> Range | None:
         """Dollars of the run."""
-        return self.seconds and self.usd_per_hour and self.seconds * (self.usd_per_hour / 3600)
+        return self.seconds and self.usd_per_hour and self.seconds.scaled(self.usd_per_hour / 3600)
 
     def results(self) -> dict[str, Any]:
         """The `forecast` part of results.json."""
-        spans = {
-            "step_seconds": self.step,
-            "run_seconds": self.seconds,
-            "peak_memory_bytes": self.memory,
-            "usd": self.usd,
-        }
+        if self.plan is None:
+            return {"hardware": self.machine.name, "problem": self.problem}
         return {
-            "notebook": self.notebook,
-            "model": self.model,
+            "notebook": self.workload.notebook,
+            "model": self.workload.name,
             "hardware": self.machine.name,
-            "plan": self.plan and self.plan.results(),
-            "problem": self.problem,
+            "plan": self.plan.results(),
             "left_out": LEFT_OUT,
-            **{name: span and asdict(span) for name, span in spans.items()},
+            "step_seconds": self.step and asdict(self.step),
+            "run_seconds": self.seconds and asdict(self.seconds),
+            "peak_memory_bytes": self.memory and asdict(self.memory),
+            "usd": self.usd and asdict(self.usd),
         }
 
     def rows(self) -> list[dict[str, str]]:
         """This run as a table of its own."""
-        time = {"forecast": "time of this run", "interval": between(self.seconds, tables.seconds)}
-        rows = [time | {"rests on": self.seconds.basis if self.seconds else NOT_KNOWN}]
+        rests_on = self.seconds.basis if self.seconds else NOT_KNOWN
+        time = interval(self.seconds, tables.seconds)
+        rows = [{"forecast": "time of this run", "interval": time, "rests on": rests_on}]
         if self.memory:
-            memory = {"forecast": "memory at most", "interval": between(self.memory, tables.size)}
-            rows.append(memory | {"rests on": self.memory.basis})
+            memory = interval(self.memory, tables.size)
+            rows.append({"forecast": "memory at most", "interval": memory, "rests on": self.memory.basis})
         return rows
 
-    def beside(self, measured: Mapping[str, Any]) -> list[dict[str, str | None]]:
-        """What was measured, the `train` part of results.json, beside the forecast of its steps and of its memory.
+    def compared(self, measured: Mapping[str, Any]) -> list[dict[str, str | None]]:
+        """What was measured, the `train` part of results.json, and the forecast of its steps and of its memory.
 
         Seconds and steps are of all sessions of a run. Memory is of this session alone: a session that only found the run
         finished has none.
         """
-        steps, taken = measured["steps"], training_seconds(measured)
-        time = {"forecast and measured": f"time of {steps:,} steps"}
-        rows = [time | _compared(self.step and self.step * steps, taken, tables.seconds)]
+        steps = measured["steps"]
+        span = self.step and self.step.scaled(steps)
+        rows = [_compared(f"time of {steps:,} steps", span, training_seconds(measured), tables.seconds)]
         if self.memory:
             trained = measured.get("resumed_from_step") != steps
             peak = measured["peak_memory_bytes"] if trained else None
-            rows.append({"forecast and measured": "memory at most"} | _compared(self.memory, peak, tables.size))
+            rows.append(_compared("memory at most", self.memory, peak, tables.size))
         return rows
 
 
-def _compared(span: Range | None, measured: float | None, form) -> dict[str, Any]:
+def _compared(name: str, span: Range | None, measured: float | None, form) -> dict[str, Any]:
     inside = None if span is None or measured is None else span.low <= measured <= span.high
-    return {"interval": between(span, form), "measured": form(measured), "inside": inside}
+    row = {"forecast and measured": name, "interval": interval(span, form)}
+    return row | {"measured": form(measured), "inside": inside}
 
 
 def forecast(workload: Workload, plan: Any, machine: Machine, *, usd_per_hour: float | None = None, **how) -> Forecast:
@@ -341,28 +327,24 @@ def forecast(workload: Workload, plan: Any, machine: Machine, *, usd_per_hour: f
 
     usd_per_hour: of the machine. **how: `fused` and `measured` of `step_seconds`.
     """
+    count = plan.memory.count
+    work = Work(
+        flops=count.flops,
+        trained=count.trained,
+        launches=count.launches,
+        accumulation=plan.gradient_accumulation_steps,
+    )
+    step = step_seconds(workload, work, machine, plan.precision, **how)
     return Forecast(
-        notebook=workload.notebook,
-        model=workload.name,
-        machine=machine,
-        precision=plan.precision,
-        plan=plan,
-        step=step_seconds(
-            workload, plan.memory.count, machine, plan.precision, plan.gradient_accumulation_steps, **how
-        ),
-        memory=plan.memory.peak,
-        usd_per_hour=usd_per_hour,
-        evaluated=workload.evaluated,
-        trial_seconds=workload.trial_seconds,
+        machine=machine, workload=workload, plan=plan, step=step, memory=plan.memory.peak, usd_per_hour=usd_per_hour
     )
 
 
-def here(workload: Workload, plan: Any, runtime: Runtime) -> Forecast:
+def forecast_run(workload: Workload, plan: Any, runtime: Runtime) -> Forecast:
     """The forecast of this run."""
-    known, devices = runtime.accelerator, runtime.device_count
-    name = getattr(known, "name", runtime.device_name)
-    machine = Machine(name=name, kind=runtime.family, accelerator=known, count=devices)
-    expected = forecast(workload, plan, machine)
+    accelerator, devices = runtime.accelerator, runtime.device_count
+    name = accelerator.name if accelerator else runtime.device_name
+    expected = forecast(workload, plan, Machine(name=name, kind=runtime.family, accelerator=accelerator, count=devices))
     # What a CPU's process takes beside its tensors is not counted, and nothing measures the tensors alone.
     return replace(expected, memory=None) if runtime.kind == "cpu" else expected
 
@@ -370,25 +352,15 @@ def here(workload: Workload, plan: Any, runtime: Runtime) -> Forecast:
 # ---- which machine
 
 
-def ratio(one: Forecast, other: Forecast) -> Range:
-    """How many times the seconds an example of `one` the same work takes on `other`.
+def is_faster(one: Forecast, other: Forecast) -> bool:
+    """Whether `one` is surely faster: by more than what the errors of both machines leave open.
 
-    Errors that both machines share (the software, the model, how its step was counted) cancel, most of all on several of the same
-    card; machines of two kinds share none. A micro-batch that is smaller than any published does not cancel.
+    What makes a micro-batch uncertain that is smaller than any published does not cancel.
     """
-    mine, theirs = (each.step * (1 / each.plan.batch_size) for each in (one, other))
-    error = RATIO if one.machine.kind == other.machine.kind else EITHER_WAY**2
-    if one.machine.accelerator == other.machine.accelerator:
-        error = SAME_CARD
-    span = around(theirs.value / mine.value, error, "published pairs")
-    wider = (mine.high / mine.value) / (theirs.high / theirs.value)
-    return replace(span, low=span.low / max(1, wider), high=span.high * max(1, 1 / wider))
+    ratio = seconds_an_example(other) / seconds_an_example(one)
+    wider = (one.step.high / one.step.value) / (other.step.high / other.step.value)
+    return ratio > _error_of_ratio(one.machine.accelerator, other.machine.accelerator) * max(1, wider)
 
 
-def fastest(forecasts: Sequence[Forecast]) -> tuple[Forecast | None, list[Forecast]]:
-    """The one with the fewest seconds an example, and those that are not told apart from it; (None, []) for fewer than two."""
-    known = [each for each in forecasts if each.plan and each.step]
-    known.sort(key=lambda each: each.step.value / each.plan.batch_size)
-    if len(known) < 2:
-        return None, []
-    return known[0], [other for other in known[1:] if ratio(known[0], other).low <= 1]
+def seconds_an_example(run: Forecast) -> float:
+    return run.step.value / run.plan.batch_size

@@ -17,6 +17,7 @@ from helpers.parameters import did_you_mean
 SLICES = ("v2-8", "v3-8", "v5e-1", "v5e-4", "v5e-8", "v6e-1", "v6e-4", "v6e-8")
 GPUS = tuple(accelerator.name for accelerator in CATALOGUE if accelerator.kind == "cuda")
 NAMES = (*GPUS, *SLICES, "CPU")
+UNITS = ("GB", "GB/s", "TFLOPS")
 DATASHEET = "A6000:48GB,768GB/s,155TFLOPS"
 MOST_GPUS = 16  # of one machine; beyond it a network is part of the step, which nothing here knows
 PRICES = json.loads(Path(__file__).with_name("prices.json").read_text(encoding="utf-8"))
@@ -35,12 +36,11 @@ def machine(name: str) -> Machine:
     if ":" in name:
         return _by_datasheet(name)
     times, plain = re.fullmatch(r"(?:(\d+)[x×])?(.*)", _plain(name)).groups()
-    names = {_plain(known): known for known in NAMES} | {"a100": "A100 40GB"}
-    count, catalogued = int(times or 1), names.get(plain)
-    if catalogued is None:
-        reported = find(re.sub(r"^\s*\d+\s*[x×]", "", name))
-        catalogued = reported.name if reported and reported.name in GPUS else None
-    if catalogued is None or not 1 <= count <= (MOST_GPUS if catalogued in GPUS else 1):
+    count, names = int(times or 1), {_plain(known): known for known in NAMES} | {"a100": "A100 40GB"}
+    reported = find(re.sub(r"^\s*\d+\s*[x×]", "", name))
+    catalogued = names.get(plain) or (reported and reported.name)
+    most = MOST_GPUS if catalogued in GPUS else 1
+    if catalogued not in NAMES or not 1 <= count <= most:
         raise ValueError(
             f"hardware={name!r}: unknown; {did_you_mean(name, NAMES)}there are {', '.join(NAMES)}, and 2 to {MOST_GPUS} of a GPU, "
             f"such as 2xT4. For another card give its datasheet: {DATASHEET}"
@@ -54,36 +54,28 @@ def machine(name: str) -> Machine:
 
 def split_names(hardware: str) -> list[str]:
     """The names between commas; the commas inside a datasheet belong to it."""
-    return re.split(r",(?!\s*[\d.]+\s*(?:GB|GB/s|TFLOPS)\s*(?:,|$))", hardware, flags=re.IGNORECASE)
+    return re.split(rf",(?!\s*[\d.]+\s*(?:{'|'.join(UNITS)})\s*(?:,|$))", hardware, flags=re.IGNORECASE)
 
 
 def _by_datasheet(text: str) -> Machine:
-    name, _, sheet = text.partition(":")
-    figures = {}
-    for unit, pattern in (
-        ("GB", r"([\d.]+)\s*GB(?!/)"),
-        ("GB/s", r"([\d.]+)\s*GB/s"),
-        ("TFLOPS", r"([\d.]+)\s*TFLOPS"),
-    ):
-        match = re.search(pattern, sheet, re.IGNORECASE)
-        figures[unit] = float(match[1]) if match else 0.0
-    missing = [unit for unit, value in figures.items() if value <= 0]
-    if missing or not name.strip():
-        raise ValueError(
-            f"hardware={text!r}: the datasheet has no {' and no '.join(missing) or 'name'}; write {DATASHEET}"
-        )
+    figures = re.fullmatch(
+        r"\s*(.+?)\s*:" + ",".join(rf"\s*([\d.]+)\s*{unit}\s*" for unit in UNITS), text, re.IGNORECASE
+    )
+    if not figures or not all(float(figure) for figure in figures.groups()[1:]):
+        raise ValueError(f"hardware={text!r}: no datasheet; write memory, bandwidth and peak such as {DATASHEET}")
+    name, (memory, bandwidth, peak) = figures[1], map(float, figures.groups()[1:])
     accelerator = Accelerator(
-        name=name.strip(),
+        name=name,
         kind="cuda",
-        pattern=re.escape(name.strip()),
-        gigabytes=round(figures["GB"]),
-        gigabytes_per_second=round(figures["GB/s"]),
-        teraflops={"bf16": figures["TFLOPS"], "fp16": figures["TFLOPS"], "fp32": figures["TFLOPS"] / 2},
+        pattern=re.escape(name),
+        gigabytes=round(memory),
+        gigabytes_per_second=round(bandwidth),
+        teraflops={"bf16": peak, "fp16": peak, "fp32": peak / 2},
         compute_capability=(8, 0),
         source="given by hand",
         note="datasheet given by hand, taken for a card with bf16 (sm_80 or newer)",
     )
-    return Machine(name=accelerator.name, kind="cuda", accelerator=accelerator, count=1)
+    return Machine(name=name, kind="cuda", accelerator=accelerator, count=1)
 
 
 def _plain(name: str) -> str:

@@ -14,7 +14,7 @@ from helpers.show import tables
 from .forecast import Memory, memory
 from .workloads import Workload
 
-RECIPES = "the recipe's"
+RECIPES, ASKED = "the recipe's", "asked for"
 FITS = ("yes", "unknown")  # answers that let the micro-batch grow
 # `TrainingArguments.optim` and the reason, by the kind of device, or by the optimizer that a workload asks for.
 OPTIMIZER = {
@@ -40,6 +40,7 @@ class Recipe:
     tpu_batch_factor: PositiveInt = 2  # a chip's matrix unit needs larger batches
     tpu_learning_rate_factor: PositiveFloat = 1.2  # goes with tpu_batch_factor
     micro_batch_size: int = 0  # examples in a forward pass of one device; 0 = the largest that fits
+    clips_micro_batch: bool = False  # a device with fewer examples takes those; else they are refused
     gradient_checkpointing: bool | None = None  # None: only if the smallest micro-batch does not fit without it
 
 
@@ -128,47 +129,79 @@ def plan(
         runtime = replace(runtime, precision="fp32", precision_reason=why)
     larger, faster = (recipe.tpu_batch_factor, recipe.tpu_learning_rate_factor) if runtime.family == "xla" else (1, 1)
     rate, why_rate = _chosen(learning_rate, recipe.learning_rate, faster)
-    effective, why_batch = _chosen(batch_size, recipe.batch_size, larger)
-    steps = max_steps or max(1, round(recipe.max_steps * recipe.batch_size / effective))
-    recipe = replace(recipe, batch_size=effective, learning_rate=rate, max_steps=steps)  # which refuses negative ones
-    if effective % devices:
-        raise ValueError(
-            f"batch_size={effective}: {devices} devices share it, so it must be a multiple of {devices}; "
-            f"try {max(devices, effective // devices * devices)}"
-        )
-    share = effective // devices
-    recompute = recipe.gradient_checkpointing if gradient_checkpointing is None else gradient_checkpointing
-    micro, checkpointing, held = _micro_batch(workload, runtime, share, recompute, recipe.micro_batch_size)
-    there = tables.size(runtime.memory) or "unknown memory"
-    largest = "the largest that fits" if runtime.memory else f"the whole batch at once: {there}"
-    why_checkpointing = "does not fit without it" if checkpointing else "fits without it"
-    kind = runtime.family
-    optimizer = OPTIMIZER.get(f"{workload.optimizer} on {kind}") or OPTIMIZER.get(workload.optimizer) or OPTIMIZER[kind]
-    chosen = {
-        "precision": (runtime.precision, runtime.precision_reason),
-        "learning_rate": (rate, why_rate),
-        "max_steps": (steps, "asked for" if max_steps else "as many examples as the recipe's"),
-        "per_device_batch_size": (micro, RECIPES if recipe.micro_batch_size else largest),
-        "gradient_accumulation_steps": (share // micro, f"keeps {effective} examples a step"),
-        "gradient_checkpointing": (checkpointing, why_checkpointing if recompute is None else "asked for"),
-        "memory": (held, f"{held.peak.basis}; {runtime.device_name} has {there}"),
-        "optimizer": optimizer,
-    }
-    return Plan(
-        **{name: value for name, (value, _) in chosen.items()},
-        **{name: getattr(recipe, name) for name in ("sequence_length", "weight_decay", "max_grad_norm")},
-        warmup_steps=round(steps * recipe.warmup_fraction),
-        dataloader_workers=0,  # batches are made from what is in memory; on a TPU forked workers hang
-        device_count=devices,
-        pin_memory=runtime.kind == "cuda",
-        reasons={"batch_size": why_batch} | {name: why for name, (_, why) in chosen.items()},
+    batch, why_batch = _chosen(batch_size, recipe.batch_size, larger)
+    steps = max_steps or max(1, round(recipe.max_steps * recipe.batch_size / batch))
+    if gradient_checkpointing is None:
+        gradient_checkpointing = recipe.gradient_checkpointing
+    recipe = replace(  # which refuses negative ones
+        recipe,
+        batch_size=batch,
+        learning_rate=rate,
+        max_steps=steps,
+        gradient_checkpointing=gradient_checkpointing,
     )
+    if batch % devices:
+        raise ValueError(
+            f"batch_size={batch}: {devices} devices share it, so it must be a multiple of {devices}; "
+            f"try {max(devices, batch // devices * devices)}"
+        )
+    share = batch // devices
+    micro, why_micro = _asked_micro_batch(recipe, share)
+    micro, checkpointing, needed = _micro_batch(workload, runtime, share, recipe, micro)
+    size = tables.size(runtime.memory) or "unknown memory"
+    why_checkpointing = "does not fit without it" if checkpointing else "fits without it"
+    if gradient_checkpointing is not None:
+        why_checkpointing = ASKED
+    largest = "the largest that fits" if runtime.memory else f"the whole batch at once: {size}"
+    kind, name = runtime.family, workload.optimizer
+    optimizer, why_optimizer = OPTIMIZER.get(f"{name} on {kind}") or OPTIMIZER.get(name) or OPTIMIZER[kind]
+    return Plan(
+        precision=runtime.precision,
+        per_device_batch_size=micro,
+        gradient_accumulation_steps=share // micro,
+        device_count=devices,
+        learning_rate=rate,
+        max_steps=steps,
+        sequence_length=recipe.sequence_length,
+        warmup_steps=round(steps * recipe.warmup_fraction),
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.max_grad_norm,
+        optimizer=optimizer,
+        gradient_checkpointing=checkpointing,
+        dataloader_workers=0,  # batches are made from what is in memory; on a TPU forked workers hang
+        pin_memory=runtime.kind == "cuda",
+        memory=needed,
+        reasons={
+            "batch_size": why_batch,
+            "precision": runtime.precision_reason,
+            "learning_rate": why_rate,
+            "max_steps": ASKED if max_steps else "as many examples as the recipe's",
+            "per_device_batch_size": why_micro or largest,
+            "gradient_accumulation_steps": f"keeps {batch} examples a step",
+            "gradient_checkpointing": why_checkpointing,
+            "memory": f"{needed.peak.basis}; {runtime.device_name} has {size}",
+            "optimizer": why_optimizer,
+        },
+    )
+
+
+def _asked_micro_batch(recipe: Recipe, share: int) -> tuple[int, str]:
+    """The recipe's micro-batch for a device with so many examples, or 0, and the reason. Raises ValueError if it does not divide them."""
+    wanted = recipe.micro_batch_size
+    if wanted > share and recipe.clips_micro_batch:
+        return share, f"{RECIPES}, {wanted}, is more than the {share} of a device"
+    if wanted and share % wanted:
+        divisors = [number for number in range(1, share + 1) if share % number == 0]
+        raise ValueError(
+            f"micro_batch_size={wanted}: a device has {share} examples, which is no multiple of it; give one of {divisors}"
+        )
+    return wanted, RECIPES if wanted else ""
 
 
 def _chosen(asked, recipe, factor):
     """A value with its reason: the user's, or the recipe's (times its factor on a TPU)."""
     if asked:
-        return asked, "asked for"
+        return asked, ASKED
     return recipe * factor, RECIPES if factor == 1 else f"recipe {recipe:g} x {factor:g} on a TPU"
 
 
@@ -189,31 +222,33 @@ def memory_of(
 
 
 def _micro_batch(
-    workload: Workload, runtime: Runtime, share: int, checkpointing: bool | None, wanted: int
+    workload: Workload, runtime: Runtime, share: int, recipe: Recipe, wanted: int
 ) -> tuple[int, bool, Memory]:
-    """Examples in a forward pass of one device, whether activations are recomputed, and the memory for this."""
+    """Examples in a forward pass of one device, whether activations are recomputed, and the memory for this.
+
+    wanted: is taken whether it fits or not; 0: the most that fit, if need be with recomputation.
+    """
     from .counting import transformer_of
 
-    def held(examples: int, recompute: bool, **options) -> Memory:
-        return memory_of(workload, runtime, examples, share, recompute, **options)
-
-    divisors = [each for each in range(1, share + 1) if share % each == 0]
-    wanted = min(wanted, share)  # several devices share what one would take at once
-    if wanted and wanted not in divisors:
-        raise ValueError(
-            f"micro_batch_size={wanted}: a device has {share} examples, which is no multiple of it; give one of {divisors}"
-        )
-    candidates = [wanted] if wanted else [each for each in divisors if each >= workload.least] or [share]
-    able = getattr(transformer_of(workload.model), "supports_gradient_checkpointing", False)
-    choices = [checkpointing] if checkpointing is not None else [False, True] if able else [False]
-    tried = ((examples, again) for again in choices for examples in reversed(candidates))
-    fewest = candidates[0], choices[-1]
-    examples, recompute = next((each for each in tried if held(*each).fits in FITS), fewest)
-    needed = held(examples, recompute)
+    numbers = range(min(share, workload.least), share + 1)
+    sizes = [wanted] if wanted else [number for number in numbers if share % number == 0] or [share]
+    choices = [recipe.gradient_checkpointing]
+    if choices == [None]:
+        able = getattr(transformer_of(workload.model), "supports_gradient_checkpointing", False)
+        choices = [False, True] if able else [False]
+    for checkpointing in choices:
+        for examples in reversed(sizes):
+            needed = memory_of(workload, runtime, examples, share, checkpointing)
+            if needed.fits in FITS:
+                return (
+                    examples,
+                    checkpointing,
+                    memory_of(workload, runtime, examples, share, checkpointing, evaluated=True),
+                )
     if needed.fits == "no" and not wanted:
         raise DoesNotFit(
             f"{examples} example(s) in sequences of {workload.length} tokens need at least {tables.size(needed.peak.low)} and "
             f"{runtime.device_name} has {tables.size(runtime.memory)}: use a smaller model or a shorter sequence"
-            + ("" if recompute else ", or gradient_checkpointing=True")
+            + ("" if checkpointing else ", or gradient_checkpointing=True")
         )
-    return examples, recompute, held(examples, recompute, evaluated=True)
+    return examples, checkpointing, memory_of(workload, runtime, examples, share, checkpointing, evaluated=True)

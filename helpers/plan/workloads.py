@@ -46,6 +46,7 @@ class Asked:
     examples: int = 0
     length: int = 0
     batch_size: int = 0
+    steps: int = 0
 
 
 # The module of each notebook's room that has planned(asked, machine) -> (Recipe, Workload). It downloads nothing.

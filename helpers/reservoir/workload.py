@@ -27,7 +27,12 @@ def recipe(memory: str, train_tokens: int) -> Recipe:
     examples, length, whole = TOKENS_A_STEP, 1, {}
     if memory == "gru":
         # The memory goes on from batch to batch, so that a batch is neither cut into smaller ones nor larger on a TPU.
-        whole = {"micro_batch_size": ROWS, "tpu_batch_factor": 1, "tpu_learning_rate_factor": 1.0}
+        whole = {
+            "micro_batch_size": ROWS,
+            "clips_micro_batch": True,
+            "tpu_batch_factor": 1,
+            "tpu_learning_rate_factor": 1.0,
+        }
         examples, length = ROWS, BLOCK
     drawn = min(LONGEST_RECIPE * TOKENS_A_STEP, PASSES * train_tokens)
     return Recipe(

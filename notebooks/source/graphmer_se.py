@@ -312,7 +312,7 @@ from helpers.plan import forecast as forecasts
 
 model = new_model(configuration, corpus)
 plan = make_plan(configuration, model, corpus, machine)
-forecast = forecasts.here(workload(configuration, model), plan, machine)
+forecast = forecasts.forecast_run(workload(configuration, model), plan, machine)
 tables.show(plan.rows(), f"{model.num_parameters():,} weights; terms of the loss: {', '.join(model.config.weights())}")
 tables.show(forecast.rows())
 questions = evaluation.draw_triples(corpus, configuration.evaluation.max_triples)

@@ -231,12 +231,12 @@ print(f"settings that are used: {'the stock ones' if settings == task.start else
 # change.
 
 # %%
-from helpers.plan.forecast import here
+from helpers.plan.forecast import forecast_run
 from helpers.tuning.training import ClassifierTrainer, Utilisation, clock, trial_folder
 
 folder = trial_folder(task, run.path, settings, params.seed) if raced.is_whole else run.path / f"trained-{params.seed}"
 trainer = ClassifierTrainer(task, settings, folder, seed=params.seed)
-forecast = here(task.step, trainer.plan, machine)
+forecast = forecast_run(task.step, trainer.plan, machine)
 tables.show(forecast.rows())
 watch = Utilisation(machine)
 trainer.add_callback(watch)

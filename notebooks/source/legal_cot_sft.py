@@ -150,7 +150,7 @@ from helpers.plan import forecast as forecasts
 
 plan, step, block = plan_of(model, rows, records, length, params, machine)
 tables.show(plan.rows())
-forecast = forecasts.here(step, plan, machine)
+forecast = forecasts.forecast_run(step, plan, machine)
 tables.show(forecast.rows())
 arguments = sft_config(plan, machine, run.path, length=block, **params.logged())
 trainer = LegalTrainer(
@@ -208,7 +208,7 @@ from helpers.legal.workload import train
 
 measured = train(trainer, params)
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
-tables.show(forecast.beside(measured["train"]))
+tables.show(forecast.compared(measured["train"]))
 
 # %% [markdown]
 # ## Is it any good?

@@ -223,7 +223,7 @@ plan = settings.plan(
     max_steps=params.max_steps,
 )
 machine = plan.on(machine)
-forecast = forecasts.here(step, plan, machine)
+forecast = forecasts.forecast_run(step, plan, machine)
 tables.show(plan.rows())
 tables.show(forecast.rows())
 
@@ -247,7 +247,7 @@ trainer = new_trainer(model, loss, rows, params, plan, machine, run.path)
 trainer.train(resume_from_checkpoint=params.resume)
 cost = trainer.results()
 tables.show(trainer.meter.rows(cost["train"], cost.get("xla")))
-tables.show(forecast.beside(cost["train"]))
+tables.show(forecast.compared(cost["train"]))
 
 # %% [markdown]
 # ## Is it any good?

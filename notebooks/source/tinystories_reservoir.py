@@ -243,7 +243,7 @@ def make_trainer(model, plan, folder):
 
 plan = make_plan(model, batch_size=params.batch_size, learning_rate=params.learning_rate, max_steps=params.max_steps)
 tables.show(plan.rows())
-forecast = forecasts.here(workload(model, plan.sequence_length), plan, machine)
+forecast = forecasts.forecast_run(workload(model, plan.sequence_length), plan, machine)
 tables.show(forecast.rows())
 trainer = make_trainer(model, plan, run.path)
 waited, used = time.perf_counter() - begun, time.process_time()

@@ -86,8 +86,12 @@ def test_no_micro_batch_is_smaller_than_the_loss_can_take():
 def test_a_recipe_that_says_the_micro_batch_gets_it_whether_it_fits_or_not():
     chosen = plan(replace(RECIPE, micro_batch_size=8), SMALL, machine(memory=needed(SMALL, 1, 8)), batch_size=8)
     assert chosen.per_device_batch_size == 8 and chosen.memory.fits != "yes"
-    with pytest.raises(ValueError, match="micro_batch_size=3"):
-        plan(replace(RECIPE, micro_batch_size=3), SMALL, machine(), batch_size=8)
+    for wanted in (3, 16):
+        with pytest.raises(ValueError, match=f"micro_batch_size={wanted}: a device has 8 examples"):
+            plan(replace(RECIPE, micro_batch_size=wanted), SMALL, machine(), batch_size=8)
+    default = plan(replace(RECIPE, micro_batch_size=16, clips_micro_batch=True), SMALL, machine(), batch_size=8)
+    assert default.per_device_batch_size == 8
+    assert default.reasons["per_device_batch_size"] == "the recipe's, 16, is more than the 8 of a device"
 
 
 def test_unknown_memory_takes_the_whole_batch_and_says_so():
