@@ -171,7 +171,7 @@ class Bench:
         )
         model = GaussianEmbeddingGemma(self.backbone, principal_head(self.stock["passages"]))
         loss = LeJEPALoss(model, **params.model_dump(include={"sigreg_weight", "contrastive_weight"}), seed=seed)
-        step, machine = workload(loss, "MiniLM", params.train_length), runtime.detect(False, "bf16")
+        step, machine = workload(loss, "MiniLM", [params.train_length] * 2), runtime.detect(False, "bf16")
         spans, _ = token_spans(self.backbone)
         recipe = fit_recipe(self.collection.training, spans, params.train_length, "cpu")
         plan = settings.plan(recipe, step, machine)

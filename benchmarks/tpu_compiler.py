@@ -14,9 +14,9 @@ import fnmatch
 import json
 import re
 import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass, field, replace
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,8 +25,8 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 import tpu_step as tpu  # noqa: E402
 from report import machine as this_machine  # noqa: E402
 from report import write  # noqa: E402
-from transformers import BertConfig  # noqa: E402
 
+from helpers.notebook.setup import version  # noqa: E402
 from helpers.plan.counting import count  # noqa: E402
 from helpers.plan.forecast import ADAMW_BYTES  # noqa: E402
 from helpers.plan.machines import machine, runtime_of  # noqa: E402
@@ -34,14 +34,6 @@ from helpers.plan.settings import DoesNotFit, plan  # noqa: E402
 from helpers.plan.workloads import Asked, room  # noqa: E402
 
 HARDWARE = ("v5e-1", "v5e-8")
-MINILM = {  # sentence-transformers/all-MiniLM-L6-v2 config.json
-    "vocab_size": 30_522,
-    "hidden_size": 384,
-    "intermediate_size": 1_536,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 12,
-}
-
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
 COLLECTIVE = re.compile(rf"\s+(?:ROOT )?%\S+ = (.+?) ({'|'.join(COLLECTIVES)})(?:-start)?\(")
 
@@ -54,29 +46,18 @@ class Case:
     notebook: str
     asked: Asked = field(default_factory=Asked)
     length: int = 0  # 0: the notebook's
-    config: dict[str, int] | None = None  # of a BERT that is not the notebook's default
 
 
 CASES = (
     Case("reservoir", "tinystories_reservoir"),
     Case("tuning BERT-base", "hardware_tuning"),
-    Case("LeJEPA MiniLM", "lejepa_training", config=MINILM),
+    Case("LeJEPA MPNet", "lejepa_training"),
     Case("LeJEPA EmbeddingGemma-300M", "lejepa_training", Asked(model="google/embeddinggemma-300m")),
     Case("legal Qwen2.5-0.5B LoRA", "legal_cot_sft"),
     Case("legal Qwen2.5-0.5B full", "legal_cot_sft", Asked(method="full")),
     Case("GraphMER-SE 80M, 512 tokens", "graphmer_se", length=512),
     Case("GraphMER-SE 80M, 768 tokens", "graphmer_se", length=768),
 )
-
-
-def asked_for(case: Case, runtime):
-    """Recipe and step of the case."""
-    with tempfile.TemporaryDirectory() as folder:
-        asked = case.asked
-        if case.config:
-            BertConfig(**case.config).save_pretrained(folder)
-            asked = replace(asked, model=folder)
-        return room(case.notebook).planned(asked, runtime)
 
 
 def by_planner(workload, step: dict) -> dict:
@@ -100,7 +81,7 @@ def compiled(case: Case, hardware: str, other) -> dict:
     """What the compiler says of the step, and the planner of torch_xla's way. other: `torch_tpu_step`, or None."""
     chips = machine(hardware)
     runtime = runtime_of(chips)
-    recipe, workload = asked_for(case, runtime)
+    recipe, workload = room(case.notebook).planned(case.asked, runtime)
     planned = plan(recipe, workload, runtime)
     step = {
         "precision": planned.precision,
@@ -147,14 +128,18 @@ def main() -> None:
     else:
         other = tpu.begin()
     file, slices = ("torch_tpu", HARDWARE[:1]) if other else ("tpu_compiler", HARDWARE)
-    about = this_machine("cpu", ("torch_xla", "torch_tpu", "libtpu", "jax"))
+    about = this_machine("cpu")
+    packages = ("torch", "transformers", "torch_xla", "torch_tpu", "libtpu", "jax")
+    made_with = {"date": date.today().isoformat(), **{name: version(name) for name in packages if version(name)}}
     output = ROOT / f"docs/results/{file}_steps.json"
     steps = json.loads(output.read_text(encoding="utf-8"))["steps"] if output.exists() else {}
+    names = {case.name for case in CASES}
+    steps = {name: step for name, step in steps.items() if name.partition("/")[0] in names}
     for hardware in slices:
         for case in CASES:
             name = f"{case.name}/{hardware}"
             if any(fnmatch.fnmatch(name, pattern) for pattern in given.only):
-                steps[name] = compiled(case, hardware, other)
+                steps[name] = compiled(case, hardware, other) | {"versions": made_with}
                 write(output, about, steps=steps)
                 print(name, steps[name])
 

@@ -43,8 +43,11 @@ def test_every_column_of_texts_counts_and_a_pair_is_one_example():
     counted = Meter(runtime(), 1.0)
     for shape in ((4, 16), (3, 8)):
         counted.count({"input_ids": torch.zeros(shape), "labels": torch.zeros(shape[0])})
-    counted.count({"anchor_input_ids": torch.zeros(2, 7), "positive_input_ids": torch.zeros(2, 5)})
-    assert (counted.examples, counted.tokens) == (4 + 3 + 2, 4 * 16 + 3 * 8 + 2 * 12)
+    mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]])
+    anchors = {"anchor_input_ids": torch.zeros(2, 7), "anchor_attention_mask": torch.ones(2, 7)}
+    counted.count(anchors | {"positive_input_ids": torch.zeros(2, 5), "positive_attention_mask": mask})
+    assert (counted.examples, counted.positions) == (4 + 3 + 2, 4 * 16 + 3 * 8 + 2 * 12)
+    assert counted.padding == 4 and counted.results()["padding"] == round(4 / 112, 4)
 
 
 def test_rates_are_over_training_alone_in_all_sessions_and_the_state_that_is_being_saved_counts_the_saving(passes):
@@ -80,7 +83,7 @@ def test_rates_are_over_training_alone_in_all_sessions_and_the_state_that_is_bei
 )
 def test_mfu_agrees_with_hand_arithmetic(passes, name, precision, devices, expected):
     measured = Meter(runtime(name, precision, devices), flops_per_token=6.5e9)
-    measured.start({"tokens": 5_000})
+    measured.start({"positions": 7_000, "padding": 2_000})
     passes(5.0, 5.0)
     assert measured.results()["mfu"] == pytest.approx(expected, abs=5e-5)
 

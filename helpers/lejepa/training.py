@@ -6,6 +6,7 @@ The trainer adds to the shared one the slices of SIGReg by the run's step, the t
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections import defaultdict
 from pathlib import Path
@@ -28,7 +29,30 @@ from helpers.plan.settings import Plan, Recipe
 from helpers.train.arguments import training_arguments
 from helpers.train.sentence_encoder import SentenceEncoderTrainer
 
+LENGTH_STEP = 32  # tokens; lengths on XLA are multiples of it
 COUNTED = 200  # examples whose tokens are counted
+
+
+def fit_lengths(
+    model: SentenceTransformer, examples: list[Example], views, longest: int, runtime: Runtime
+) -> dict[str, int]:
+    """The tokens at which the texts of each column of `pairs` are cut.
+
+    `longest`, but on XLA, which pads each text to it, what 99 of 100 texts need: one length a column is compiled.
+    """
+    rows = pairs(examples, views, 1, len({example.key for example in examples}), seed=0)
+    lengths = dict.fromkeys(rows.column_names, longest)
+    if runtime.family == "xla":
+        for name, prompt in prompts(model, rows).items():
+            encoded = model.tokenizer([f"{prompt or ''}{text}" for text in rows[name]])
+            needed = np.quantile([len(ids) for ids in encoded["input_ids"]], 0.99)
+            lengths[name] = min(longest, LENGTH_STEP * math.ceil(needed / LENGTH_STEP))
+    return lengths
+
+
+def prompts(model: SentenceTransformer, rows: Dataset) -> dict[str, str | None]:
+    """The model's prompt for each of the two columns."""
+    return {name: model.prompts.get(task) for name, task in zip(rows.column_names, ("query", "document"), strict=True)}
 
 
 def fit_recipe(examples: list[Example], spans: Spans, length: int, kind: str) -> Recipe:
@@ -127,20 +151,18 @@ def new_trainer(
     plan: Plan,
     runtime: Runtime,
     output_dir: Path | str,
+    lengths: dict[str, int] | None = None,
     **overrides,
 ) -> LeJEPATrainer:
     """The trainer of a run.
 
-    rows: columns of texts; the model's "query" prompt goes before the first, "document" before the others.
+    rows: columns of texts, before which the model's prompts go. lengths: `fit_lengths`; None: `train_length`.
     overrides: fields of `SentenceTransformerTrainingArguments`.
     """
     fields = {
         **params.model_dump(include={"seed", "save_steps", "report_to"}),
         "logging_steps": 5,
-        "prompts": {
-            column: model.prompts.get("document" if place else "query")
-            for place, column in enumerate(rows.column_names)
-        },
+        "prompts": prompts(model, rows),
         "eval_strategy": "no",  # the recipe is short and fixed; dev questions choose among models at its end
     }
     return LeJEPATrainer(
@@ -153,7 +175,7 @@ def new_trainer(
         plan=plan,
         runtime=runtime,
         max_hours=params.max_hours,
-        length=params.train_length,
+        length=lengths or params.train_length,
         # 6 a weight of the encoder, without its tables.
         flops_per_token=6.0 * sum(w.numel() for name, w in model.named_parameters() if "embedding" not in name),
     )

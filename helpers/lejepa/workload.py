@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from helpers.plan.settings import Recipe
 from helpers.plan.workloads import Asked, Workload
 
 ROWS = 1_600  # training pairs of the default data set
+QUESTION = 32  # tokens of a question, where nobody has counted them
 # config.json of the models that "auto" may stand for, and of the gated one, so that a plan downloads nothing
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     MINILM: ("BertConfig", {"hidden_size": 384, "intermediate_size": 1_536, "num_hidden_layers": 6}),
@@ -36,17 +38,20 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 GEMMA_DENSE = ((768, 3_072), (3_072, 768))  # its two linear layers after pooling
 
 
-def workload(loss_module, name: str, length: int) -> Workload:
-    """The step of `LeJEPALoss` over two views of each text. The planner's micro-batch is a part of a cached gradient."""
+def workload(loss_module, name: str, lengths: Sequence[int]) -> Workload:
+    """The step of `LeJEPALoss` over two views of each text, which have these lengths. The planner's micro-batch is a part of a cached gradient."""
     import torch
 
     config = loss_module.model[0].auto_model.config
 
     def batch(examples: int, length: int) -> list[dict[str, Any]]:
-        mask = torch.ones(examples, length, dtype=torch.long)
-        mask[0, -1] = 0  # as where texts are padded: attention gets a mask
-        columns = (torch.randint(0, config.vocab_size, (examples, length)) for _ in range(2))
-        return [{"input_ids": ids, "attention_mask": mask} for ids in columns]
+        columns = []
+        for own in lengths:
+            shape = examples, min(own, length)
+            mask = torch.ones(shape, dtype=torch.long)
+            mask[0, -1] = 0  # as where texts are padded: attention gets a mask
+            columns.append({"input_ids": torch.randint(0, config.vocab_size, shape), "attention_mask": mask})
+        return columns
 
     def loss(loss_module, columns):
         return loss_module([dict(column) for column in columns])
@@ -57,7 +62,7 @@ def workload(loss_module, name: str, length: int) -> Workload:
         model=loss_module,
         batch=batch,
         loss=loss,
-        length=length,
+        length=max(lengths),
         least=LEAST_BATCH,
         overflows_fp16=config.model_type.startswith("gemma3"),
     )
@@ -71,11 +76,13 @@ def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
     name = parameters.choose_base_model(asked.model or parameters.AUTO, machine.kind)
     length = asked.length or parameters.EmbeddingParameters.defaults().train_length
     examples = asked.examples or ROWS
-    return parameters.recipe(examples, examples, length, length, machine.kind), _step(name, length)
+    # One length a column is compiled on XLA, and questions are short.
+    question = min(length, QUESTION) if machine.family == "xla" else length
+    return parameters.recipe(examples, examples, length, length, machine.kind), _step(name, (question, length))
 
 
 @functools.lru_cache(maxsize=4)
-def _step(name: str, length: int) -> Workload:
+def _step(name: str, lengths: tuple[int, int]) -> Workload:
     import torch
     import transformers
     from sentence_transformers import SentenceTransformer
@@ -95,7 +102,7 @@ def _step(name: str, length: int) -> Workload:
         model = SentenceTransformer(modules=modules, device="meta")
     loss = LeJEPALoss(model, **default.model_dump(include={"sigreg_weight", "contrastive_weight"}))
     loss = loss.to("meta")  # only now: it reads its own numbers while it is made, and "meta" has none
-    return replace(workload(loss, name, length), program=_last_part)
+    return replace(workload(loss, name, lengths), program=_last_part)
 
 
 def _last_part(loss_module, columns):
@@ -103,7 +110,7 @@ def _last_part(loss_module, columns):
 
     Here each embedding is its own gradient, in the place of the loss's.
     """
-    return loss_module.model(dict(columns[0]))["sentence_embedding"].float().square().sum() / 2
+    return loss_module.model(dict(columns[-1]))["sentence_embedding"].float().square().sum() / 2
 
 
 def _backbone(transformer):

@@ -8,17 +8,19 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from helpers.machine.runtime import Runtime
 from helpers.show import tables
 
-_STATE = ("examples", "tokens", "seconds", "aside_seconds", "compile_seconds", "processor_seconds")
+_STATE = ("examples", "positions", "padding", "seconds", "aside_seconds", "compile_seconds", "processor_seconds")
 
 
 class Meter:
-    """Counts examples, tokens and seconds. Counting uses shapes only, so it never waits for the device.
+    """Counts examples, tokens and seconds; only `state` and `results` wait for the device.
 
-    Tokens are the positions that the model computes, padding included. `processor_seconds` are those of all threads of this
-    process, without evaluation and saving.
+    Positions are what the model computes, tokens are positions without the padding of texts. `processor_seconds` are those of all threads
+    of this process, without evaluation and saving.
 
     Args:
         runtime: the device; MFU is a share of the peak in its datasheet.
@@ -35,6 +37,7 @@ class Meter:
     def _restore(self, state: Mapping[str, float]) -> None:
         for name in _STATE:
             setattr(self, name, state.get(name, 0))
+        self.padding = torch.tensor(self.padding, device=self.runtime.device)
 
     def start(self, state: Mapping[str, float] | None = None) -> None:
         """Starts the clock, from what `state()` returned in an earlier session if it is given."""
@@ -45,7 +48,7 @@ class Meter:
     def state(self) -> dict:
         """Counts and seconds so far, for `start` when the run is resumed."""
         self._read()
-        return {name: getattr(self, name) for name in _STATE}
+        return {name: getattr(self, name) for name in _STATE} | {"padding": int(self.padding)}
 
     def close(self) -> None:
         """Stops the clock."""
@@ -76,7 +79,10 @@ class Meter:
         # Every column of ids counts; a mask may have more axes than there are positions.
         shapes = [shape for name, shape in batched.items() if name.endswith("input_ids")] or [*batched.values()][:1]
         self.examples += processes * shapes[0][0]
-        self.tokens += processes * sum(math.prod(shape) for shape in shapes)
+        self.positions += processes * sum(math.prod(shape) for shape in shapes)
+        for name, shape in batched.items():
+            if name.endswith("attention_mask") and shape == batched.get(name.replace("attention_mask", "input_ids")):
+                self.padding = self.padding + processes * (inputs[name] == 0).sum()
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -101,7 +107,8 @@ class Meter:
     def results(self) -> dict:
         """Seconds, rates per second of pure training, MFU with the peak that it is a share of, peak memory in bytes."""
         training = self.training_seconds()
-        tokens_per_second = self.tokens / training
+        padding = int(self.padding)
+        tokens_per_second = (self.positions - padding) / training
         accelerator = self.runtime.accelerator
         peak = accelerator and accelerator.peak_for(self.runtime.precision)
         return {
@@ -110,6 +117,7 @@ class Meter:
             "evaluate_and_save_seconds": round(self.aside_seconds, 3),
             "examples_per_second": round(self.examples / training, 3),
             "tokens_per_second": round(tokens_per_second, 1),
+            "padding": round(padding / max(self.positions, 1), 4),
             "mfu": peak and round(tokens_per_second * self.flops_per_token / (peak * self.runtime.device_count), 4),
             "mfu_peak": peak and f"{peak / 1e12:g} TFLOP/s {self.runtime.precision} a device ({accelerator.source})",
             "peak_memory_bytes": self.runtime.engine.peak_memory(),
@@ -126,6 +134,7 @@ class Meter:
             "of it evaluating and saving": tables.seconds(train["evaluate_and_save_seconds"]),
             "examples a second": train["examples_per_second"],
             "tokens a second": train["tokens_per_second"],
+            "padding": f"{train['padding']:.0%} of what is computed",
             "model FLOPs utilisation": train["mfu"] and f"{train['mfu']:.1%} of {train['mfu_peak']}",
             "memory at most": tables.size(train["peak_memory_bytes"]),
             **{name.replace("_", " "): value for name, value in (xla or {}).items()},

@@ -100,16 +100,18 @@ def preprocess_at_length(model: SentenceTransformer, length: int, *, fixed: bool
 
 
 class SentenceEncoderTrainer(TrainerMixin, SentenceTransformerTrainer):
-    """`SentenceTransformerTrainer` for a loss that holds its model; texts are cut at `length` tokens.
+    """`SentenceTransformerTrainer` for a loss that holds its model; texts are cut at `length` tokens, or at a length for each column.
 
     A checkpoint has no model card. That of a saved model asks no hub for a licence and encodes no examples.
     """
 
-    def __init__(self, model: SentenceTransformer, *, length: int, runtime: Runtime, **kwargs) -> None:
+    def __init__(self, model: SentenceTransformer, *, length: int | dict[str, int], runtime: Runtime, **kwargs) -> None:
         model.model_card_data.local_files_only = True
         model.model_card_data.generate_widget_examples = False
         super().__init__(model=model, runtime=runtime, **kwargs)
         self.data_collator.preprocess_fn = preprocess_at_length(model, length, fixed=runtime.family == "xla")
+        if isinstance(length, dict):  # by the name of a column's task
+            self.data_collator.max_length, self.data_collator.router_mapping = length, {name: name for name in length}
 
     def trained_module(self) -> torch.nn.Module:
         return self.loss

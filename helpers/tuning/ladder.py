@@ -91,19 +91,13 @@ def rungs(task: Task) -> list[Rung]:
     """What is tried once the batch is found, in this order."""
     runtime, params = task.runtime, task.params
     on_cuda, on_xla = runtime.kind == "cuda", runtime.family == "xla"
-    longest = task.lengths()["99 %"]
-    pad_to = -(-longest // 8) * 8  # tensor cores and vector units like multiples of 8
-    quarter = -(-longest // 32) * 8  # four lengths, each compiled once
+    quarter = -(-task.lengths()["99 %"] // 32) * 8  # four lengths, each compiled once
     half = "fp16" if runtime.is_before_ampere else "bf16"
     workers = {"dataloader_num_workers": min(2, os.cpu_count() or 1), "dataloader_pin_memory": True}
     no_compile = "XLA compiles the whole step already" if on_xla else "" if params.try_compile else "try_compile=False"
-    padding = Rung("length-grouped batches", {SAMPLING: GROUPED})
-    if on_xla:
-        padding = Rung(f"padding to {pad_to} tokens", {"pad_to": pad_to})
-        if pad_to >= params.max_length:
-            padding = Rung(padding.name, padding.change, "the texts are as long")
+    one_length = "all texts are padded to one length" if on_xla else ""
     return [
-        padding,
+        Rung("length-grouped batches", {SAMPLING: GROUPED}, one_length),
         Rung("padding to multiples of 8", {"pad_to_multiple_of": 8}, "" if on_cuda else "it is for tensor cores"),
         Rung("TF32", {"tf32": True}, "" if runtime.has_tf32 else f"{runtime.device_name} has no TF32"),
         Rung(half, {half: True}, "precision='fp32' rules it out" if params.precision == "fp32" else ""),

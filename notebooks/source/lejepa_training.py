@@ -204,7 +204,7 @@ if dev in measured:
 
 # %%
 from helpers.lejepa.model import GaussianEmbeddingGemma, principal_head
-from helpers.lejepa.training import fit_recipe
+from helpers.lejepa.training import fit_lengths, fit_recipe
 from helpers.lejepa.workload import workload
 from helpers.plan import forecast as forecasts
 from helpers.plan import settings
@@ -213,7 +213,9 @@ weight_KD = principal_head(embedded[STOCK], params.output_dim)
 model = GaussianEmbeddingGemma(backbone, weight_KD)
 weights = {"sigreg_weight": params.sigreg_weight, "contrastive_weight": params.contrastive_weight}
 loss = LeJEPALoss(model, **weights, seed=params.seed)
-step = workload(loss, base_model, params.train_length)
+lengths = fit_lengths(model, collection.training, views, params.train_length, machine)
+print("tokens that are read in training:", ", ".join(f"{name} {length}" for name, length in lengths.items()))
+step = workload(loss, base_model, [*lengths.values()])
 plan = settings.plan(
     fit_recipe(collection.training, spans, params.train_length, machine.kind),
     step,
@@ -243,7 +245,7 @@ rows = pairs(collection.training, views, plan.max_steps, plan.batch_size, params
 tables.show([{"column": name, "text": text[:300]} for name, text in rows[0].items()], "The views of one text")
 sides = [embed(backbone, rows[name], task) for name, task in (("anchor", "query"), ("positive", "document"))]
 head_KD = train_head(lambda head: LeJEPALoss(head, **weights, seed=params.seed), weight_KD, *sides, plan.batch_size)
-trainer = new_trainer(model, loss, rows, params, plan, machine, run.path)
+trainer = new_trainer(model, loss, rows, params, plan, machine, run.path, lengths)
 trainer.train(resume_from_checkpoint=params.resume)
 cost = trainer.results()
 tables.show(trainer.meter.rows(cost["train"], cost.get("xla")))

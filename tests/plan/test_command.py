@@ -241,7 +241,9 @@ def tiny_embedder(folder):
     load_sentence_encoder("sample", texts=texts)[0].save(str(folder))
     backbone = load_sentence_encoder(str(folder))
     model = GaussianEmbeddingGemma(backbone, principal_head(encode(backbone, texts, "document")))
-    return "lejepa_training", workload(LeJEPALoss(model, sigreg_weight=0.02, contrastive_weight=1.0), "notebook", 128)
+    return "lejepa_training", workload(
+        LeJEPALoss(model, sigreg_weight=0.02, contrastive_weight=1.0), "notebook", (128, 128)
+    )
 
 
 @pytest.mark.parametrize("made", [tiny_classifier, tiny_language_model, tiny_embedder])
