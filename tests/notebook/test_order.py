@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from jupyter_client.manager import run_kernel
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
+from helpers.machine import xla
 from helpers.notebook import method
 from tests.harness import ROOT, START
 
@@ -34,8 +36,10 @@ STOP = f"\n{SIGNAL}\n__import__('time').sleep(60)"
 CALLBACK = f"""
 import transformers
 class Stop(transformers.TrainerCallback):
+    armed = True
     def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == 1:
+        if self.armed:
+            self.armed = False
             {SIGNAL}
 """
 
@@ -95,16 +99,30 @@ class Live:
         return ran
 
 
-def saved(folder: str | Path) -> tuple[dict, str]:
-    """Results of a run, and the digest of the weights that it saved. Asserts that the one describes the other."""
+def described(folder: str | Path) -> dict:
+    """Results of a run. Asserts that they describe what its folder says was trained."""
     folder = Path(folder)
     results, run = (json.loads((folder / name).read_text(encoding="utf-8")) for name in ("results.json", "run.json"))
     assert {name: results["parameters"][name] for name in run["parameters"]} == run["parameters"]
     assert results["code"]["method"]["sha256"] in run["method"].values()
     text = (folder / results["code"]["method"]["file"]).read_text(encoding="utf-8")
     assert method.digest(text) == results["code"]["method"]["sha256"]
-    weights = folder / "model" / "model.safetensors"
-    return results, hashlib.sha256(weights.read_bytes()).hexdigest()
+    return results
+
+
+def saved(folder: str | Path) -> tuple[dict, str]:
+    """Results of a run, and the digest of the weights that it saved."""
+    weights = Path(folder) / "model" / "model.safetensors"
+    return described(folder), hashlib.sha256(weights.read_bytes()).hexdigest()
+
+
+def trained(folder: Path) -> tuple:
+    """What a run trained: seed, the method's digest; and then the last loss and the digests of the last checkpoint's weights."""
+    results = described(folder)
+    last = folder / f"checkpoint-{results['train']['steps']}"
+    weights = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(last.glob("*.safetensors"))]
+    assert weights
+    return (results["seed"], results["code"]["method"]["sha256"]), (results["train"]["loss_last"], *weights)
 
 
 def test_cells_in_any_order_of_one_kernel_save_what_was_trained_or_are_refused(notebooks, alone):
@@ -150,7 +168,7 @@ def test_cells_in_any_order_of_one_kernel_save_what_was_trained_or_are_refused(n
         for title in LIST.findall(live.run(live.cells[train])):
             live.follow(title)
         stopped = live.cells[train].replace("trainer.train(", "trainer.add_callback(Stop())\ntrainer.train(")
-        assert live.run(stopped).startswith("Stopped: SIGINT at step 2")
+        assert live.run(stopped).startswith("Stopped: SIGINT at step 1")
         for title in live.titles[live.titles.index(judge) : -1]:
             assert train in LIST.findall(live.run(live.cells[title]))
         live.follow(train)
@@ -159,6 +177,103 @@ def test_cells_in_any_order_of_one_kernel_save_what_was_trained_or_are_refused(n
             assert live.run(live.cells[title] + STOP).startswith("KeyboardInterrupt")
         live.follow(save)
         assert saved("stopped")[1] == weights
+
+
+# What a random order may do to a notebook: parameters, a line of its method, the same line edited, cells that are left out.
+LEGAL = {"data_source": "sample", "base_model": "sample", "max_steps": 4, "save_steps": 2, "batch_size": 8}
+LEJEPA = {**LEGAL, "num_samples": 400, "output_dim": 48, "max_seq_length": 32, "train_length": 32, "batch_size": 16}
+ORDERS = {
+    "tinystories_reservoir": (SMALL, LINE, EDITED, 10),
+    "legal_cot_sft": (LEGAL, "loss = summed /", "loss = 2 * summed /", 10),
+    "lejepa_training": (LEJEPA, "return N * total", "return 2 * N * total", 10),
+}
+STOP_IN_BEST = f"""
+def stop_in_best(load=trainer._load_best):
+    del trainer._load_best
+    {SIGNAL}
+    load()
+trainer._load_best = stop_in_best
+"""
+REFUSALS = ("OutOfOrder", "Stopped", "KeyboardInterrupt", "ValueError: this model was exported")
+ACTIONS = {"run": 10, "stop": 3, "stop in best": 1, "edit": 1, "change": 1}
+ORDER_CASES = [
+    ("tinystories_reservoir", 0),
+    ("legal_cot_sft", 0),
+    *(pytest.param("tinystories_reservoir", seed, marks=pytest.mark.slow) for seed in (1, 2)),
+    pytest.param("legal_cot_sft", 1, marks=pytest.mark.slow),
+    pytest.param("lejepa_training", 0, marks=pytest.mark.slow),
+    pytest.param("tinystories_reservoir_tpu", 0, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("name", "number"), ORDER_CASES)
+def test_in_a_random_order_results_describe_what_was_trained_or_cells_are_named(
+    notebooks, alone, monkeypatch, name, number
+):
+    values, line, edited, end = ORDERS[name.removesuffix("_tpu")]
+    if name.endswith("_tpu"):
+        if not xla.installed():
+            pytest.skip("torch_xla is not installed")
+        monkeypatch.setenv("PJRT_DEVICE", "CPU")
+        monkeypatch.setenv("CPU_NUM_DEVICES", "8")
+    draw, seed, results = random.Random(number), 0, {}
+    with run_kernel(startup_timeout=START) as kernel:
+        live = Live(kernel, notebooks / f"{name}.ipynb", {**values, "output_dir": "0"})
+        titles = live.titles[1:end]
+        (shown,) = (title for title, code in live.cells.items() if code.startswith("%%writefile"))
+        train = next(
+            title for title, code in live.cells.items() if "train(" in code and "trainer" in code and "measured" in code
+        )
+        for code in (live.setup, live.form, live.set):
+            assert not live.run(code)
+
+        def finish() -> None:
+            """As a person would who reads the errors."""
+            for _ in range(4):
+                error = live.run(live.cells[titles[-1]])
+                if error.startswith("OutOfOrder"):
+                    error = next(filter(None, (live.run(live.cells[title]) for title in LIST.findall(error))), "again")
+                if not error:
+                    return
+                assert error == "again" or error.startswith(REFUSALS), error
+                if "exported" in error:
+                    live.run(live.cells[titles[0]])
+            raise AssertionError(error)
+
+        def look() -> None:
+            for file in alone.glob("*/results.json"):
+                run, weights = trained(file.parent)
+                assert results.setdefault(run, weights) == weights, (run, file)
+
+        for action in draw.choices([*ACTIONS], [*ACTIONS.values()], k=30):
+            title = draw.choice(titles)
+            if action == "change":
+                seed = 1 - seed
+                live.change(seed=seed, output_dir=str(seed))
+                continue
+            code = live.cells[title]
+            if action == "edit":
+                before, after = (line, edited) if line in live.cells[shown] else (edited, line)
+                code = live.cells[shown] = live.cells[shown].replace(before, after)
+            elif action == "stop in best":
+                code = STOP_IN_BEST + live.cells[train]
+            elif action == "stop" and title == train:
+                code = CALLBACK + "trainer.add_callback(Stop())\n" + code
+            elif action == "stop" and title != shown:
+                code += STOP
+            error = live.run(code)
+            assert not error or error.startswith(REFUSALS), (action, title, error)
+            look()
+        finish()
+        look()
+        assert results
+        for run_seed, digest in [*results]:  # each from its first to its last cell, in folders of their own
+            if digest != method.digest(live.cells[shown].partition("\n")[2]):
+                before, after = (line, edited) if line in live.cells[shown] else (edited, line)
+                live.cells[shown] = live.cells[shown].replace(before, after)
+            live.change(seed=run_seed, output_dir=f"again-{run_seed}-{digest[:8]}")
+            finish()
+        look()
 
 
 @pytest.mark.slow
