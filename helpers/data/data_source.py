@@ -166,8 +166,7 @@ def _split_of(name: str) -> str:
 def uploaded(name: str) -> str:
     """Asks for one file in Colab and returns its path in the working directory.
 
-    A run that has begun to train goes on with its file, which lies in its folder. The same file chosen again is the one that is
-    there already. Raises ValueError outside of Colab, and unless one file was chosen.
+    A run that has begun to train goes on with its file, which lies in its folder. Raises ValueError outside of Colab, and unless one file was chosen.
     """
     global chosen_upload
     if kept_upload:
@@ -182,12 +181,5 @@ def uploaded(name: str) -> str:
     chosen = [Path(name) for name in files.upload()]
     if len(chosen) != 1:
         raise ValueError(f"{name}={UPLOAD!r}: {len(chosen)} files were chosen; run the cell again and choose one")
-    (path,) = chosen
-    first = path.with_name(
-        re.sub(r" \(\d+\)(?=\.\w+$|$)", "", path.name)
-    )  # Colab names the second copy `texts (1).csv`
-    if first != path and first.is_file() and first.read_bytes() == path.read_bytes():
-        path.unlink()
-        path = first
-    chosen_upload = path.absolute()
-    return str(path)
+    chosen_upload = chosen[0].absolute()
+    return str(chosen[0])

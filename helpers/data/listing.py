@@ -23,7 +23,7 @@ from typing import NamedTuple
 RUN_FILE = "run.json"  # in the folder of a run of this project
 OF_A_SYSTEM = frozenset({"__MACOSX", "Thumbs.db", "desktop.ini", "Icon\r", "lost+found", "$RECYCLE.BIN"})
 OF_INSTALLED_CODE = frozenset({"node_modules", "site-packages", "dist-packages", "__pycache__", "__pypackages__"})
-SHOWN_NAMES, SHOWN_REASONS = 12, 20  # in the printed list
+SHOWN_NAMES = 12  # in the printed list
 
 
 class Skipped(NamedTuple):
@@ -60,15 +60,11 @@ class Listing:
         for skipped in sorted(self.skipped, key=operator.attrgetter("junk")):
             names[skipped.reason].append(skipped.path)
         lines = [f"files that are read from the folder {self.folder}: {len(self.files):,}"]
-        reasons = list(names.items())
-        for reason, paths in reasons[:SHOWN_REASONS]:
+        for reason, paths in names.items():
             shown = ", ".join(paths[:SHOWN_NAMES])
             rest = len(paths) - SHOWN_NAMES
             more = f" and {rest:,} more" if rest > 0 else ""
             lines.append(f"  not read: {shown}{more}: {reason}")
-        others = sum(len(paths) for _, paths in reasons[SHOWN_REASONS:])
-        if others:
-            lines.append(f"  not read for other reasons: {others:,} more")
         return "\n".join(lines)
 
 
@@ -84,8 +80,8 @@ def list_files(
 
     With None for `suffixes` it lists files of every kind, and there may be none.
 
-    What is hidden, belongs to an operating system, is installed code or is a run of this project is skipped, as are links
-    that leave the folder, links to folders, and folders whose name is one of `without`.
+    What is hidden, belongs to an operating system, is installed code or is a run of this project is skipped, as are links, which
+    may leave the folder, and folders whose name is one of `without`.
 
     source: the parameter and its value, with which an error begins.
 
@@ -93,7 +89,6 @@ def list_files(
     """
     root = folder.resolve()
     listing = Listing(root)
-    links = []
 
     def note_unreadable(error: OSError) -> None:
         listing.note(Path(error.filename), f"cannot be opened ({error.strerror})")
@@ -114,18 +109,11 @@ def list_files(
             if reason:
                 listing.note(path, reason, junk=True)
             elif path.is_symlink():
-                links.append(path)
+                listing.note(path, "a link")
             elif path.is_file():
                 listing.files.append(path)
             else:
                 listing.note(path, "neither a file nor a folder")
-    targets = set(listing.files)
-    for link in links:
-        reason = _reason_against_link(link, root, targets)
-        if reason:
-            listing.note(link, reason)
-        else:
-            listing.files.append(link)
     listing.files.sort(key=listing.name)
     if not listing.files and suffixes is not None:
         raise ValueError(f"{source}: the folder has no file that can be read here ({', '.join(suffixes)}).\n{listing}")
@@ -141,7 +129,7 @@ def reason_against_name(name: str) -> str:
 
 def _reason_against_folder(path: Path, without: Collection[str]) -> str:
     if path.is_symlink():
-        return "a link to a folder"
+        return "a link"
     if path.name in OF_INSTALLED_CODE or (path / "pyvenv.cfg").is_file():
         return "installed or generated code"
     if is_run(path):
@@ -149,22 +137,6 @@ def _reason_against_folder(path: Path, without: Collection[str]) -> str:
     if path.name in without:
         return "left out by its name"
     return reason_against_name(path.name)
-
-
-def _reason_against_link(link: Path, root: Path, targets: set[Path]) -> str:
-    """A link is followed to a file of the folder that is not read already; `targets` are those that are."""
-    try:
-        target = link.resolve(strict=True)
-    except (OSError, RuntimeError):  # RuntimeError: a loop, before Python 3.13
-        return "a link to nothing"
-    if not target.is_relative_to(root):
-        return "a link that leaves the folder"
-    if not target.is_file():
-        return "neither a file nor a folder"
-    if target in targets:
-        return "a link to a file that is read"
-    targets.add(target)
-    return ""
 
 
 def is_run(folder: Path) -> bool:

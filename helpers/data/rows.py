@@ -9,6 +9,7 @@ print(set_aside)
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 from collections import Counter
@@ -127,100 +128,78 @@ def read_rows(path: Path, suffixes: Sequence[str], set_aside: SetAside, *, sourc
     source, suffix = source or set_aside.source, path.suffix.lower()
     if suffix not in suffixes:
         raise ValueError(f"{source}: cannot read {suffix or 'a file without a suffix'}; use {', '.join(suffixes)}")
-    if suffix == ".parquet":
-        return _count(_parquet(path, source), set_aside)
     if suffix in (".csv", ".tsv"):
         return read_separated(path, set_aside, source=source)
-    if suffix == ".json":
-        try:
-            text = read_text(path).lstrip()
-        except ValueError as error:
-            raise ValueError(f"{source} {error}") from error
-        if text.startswith("["):
-            return _array(text, source, set_aside)
-    return _json_lines(path, source, set_aside)
+    if suffix == ".parquet":
+        return _parquet(path, source, set_aside)
+    return _json(path, source, set_aside)
 
 
-def number_rows(source: str, rows: Iterable[dict], set_aside: SetAside) -> Iterator[Row]:
+def number_rows(
+    source: str, rows: Iterable[dict], set_aside: SetAside, features: Mapping[str, Any] | None = None
+) -> Iterator[Row]:
     """Rows of a source without lines, such as a data set of the hub, whose class labels become their names; -1 is none."""
-    features = getattr(rows, "features", {})
+    features = features or getattr(rows, "features", None) or {}
+    labels = {column: kind for column, kind in features.items() if hasattr(kind, "int2str")}
     for number, values in enumerate(rows, 1):
         set_aside.read += 1
-        yield Row(f"{source}, row {number}", number, values | _class_names(values, features))
-
-
-def _class_names(values: dict[str, Any], features: Mapping[str, Any]) -> dict[str, str | None]:
-    """The names of class labels, by column."""
-    names = {}
-    for column, kind in features.items():
-        if hasattr(kind, "int2str"):
+        names = {}
+        for column, kind in labels.items():
             label = values[column]
             names[column] = None if label in (None, -1) else kind.int2str(label)
-    return names
-
-
-def _count(rows: Iterable[Row], set_aside: SetAside) -> Iterator[Row]:
-    for row in rows:
-        set_aside.read += 1
-        yield row
+        yield Row(f"{source}, row {number}", number, values | names)
 
 
 # ---- JSON
 
 
-def _json_lines(path: Path, source: str, set_aside: SetAside) -> Iterator[Row]:
-    """The objects of a JSON Lines file; a line that is none is set aside."""
-    check_lines(path, source)
+def _json(path: Path, source: str, set_aside: SetAside) -> Iterator[Row]:
+    """The objects of a JSON array, or one from each line; what is none is set aside."""
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
+        items, unit = lines, "line"
+        if path.suffix.lower() == ".json" and lines.read(1000).lstrip(codecs.BOM_UTF8 + b" \t\r\n").startswith(b"["):
+            items, unit = _array(path, source), "row"
+        else:
+            check_lines(path, source)
+        lines.seek(0)
+        for number, item in enumerate(items, 1):
+            if isinstance(item, bytes) and not item.strip():
                 continue
             set_aside.read += 1
-            row = Row(f"{source}, line {number}", number, {})
+            row = Row(f"{source}, {unit} {number}", number, {})
             try:
-                yield row._replace(values=_json_object(line))
+                yield row._replace(values=_json_object(item))
             except Unusable as reason:
                 set_aside.add(row, str(reason))
 
 
-def _json_object(line: bytes) -> dict[str, Any]:
+def _array(path: Path, source: str) -> list:
     try:
-        values = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise Unusable(_not_utf8(line)) from None
-    except json.JSONDecodeError as error:
-        raise Unusable(f"it is not JSON ({error.msg})") from None
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, a list in a list in a list
-        raise Unusable(f"it is not JSON ({error})") from None
-    if not isinstance(values, dict):
-        raise Unusable("it is not a JSON object; write one in each line")
-    if b"\\u" in line:
-        _check_characters(values)
-    return values
-
-
-def _check_characters(values: dict[str, Any]) -> None:
+        text = read_text(path)
+    except ValueError as error:
+        raise ValueError(f"{source} {error}") from error
     try:
-        json.dumps(values, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise Unusable("it holds half of a character (a surrogate without its pair)") from None
-
-
-def _array(text: str, source: str, set_aside: SetAside) -> Iterator[Row]:
-    try:
-        records = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{source} is not JSON ({error}); correct it there") from error
-    for number, values in enumerate(records, 1):
-        set_aside.read += 1
-        row = Row(f"{source}, row {number}", number, {})
+
+
+def _json_object(item: Any) -> dict[str, Any]:
+    """The object in a line, or what an array holds. Raises Unusable."""
+    try:
+        values = json.loads(item.decode("utf-8-sig")) if isinstance(item, bytes) else item
+    except UnicodeDecodeError:
+        raise Unusable(_not_utf8(item)) from None
+    except (ValueError, RecursionError) as error:  # also a number of 5,000 digits, a list in a list in a list
+        raise Unusable(f"it is not JSON ({getattr(error, 'msg', error)})") from None
+    if not isinstance(values, dict):
+        raise Unusable("it is not a JSON object; write one for each row")
+    if not isinstance(item, bytes) or b"\\u" in item:
         try:
-            if not isinstance(values, dict):
-                raise Unusable("it is not a JSON object; the array holds one for each row")
-            _check_characters(values)
-            yield row._replace(values=values)
-        except Unusable as reason:
-            set_aside.add(row, str(reason))
+            json.dumps(values, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise Unusable("it holds half of a character (a surrogate without its pair)") from None
+    return values
 
 
 # ---- text with delimiters
@@ -336,21 +315,19 @@ def _not_utf8(line: bytes) -> str:
 # ---- Parquet
 
 
-def _parquet(path: Path, source: str) -> Iterator[Row]:
-    """The rows of a Parquet file. Raises ValueError if it cannot be read."""
+def _parquet(path: Path, source: str, set_aside: SetAside) -> Iterator[Row]:
+    """Raises ValueError for a file that cannot be read."""
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    number, features = 1, {}
+    features = {}
     try:
         with ParquetFile(path) as table:
             if b"huggingface" in (table.schema_arrow.metadata or {}):  # written by the library datasets
                 import datasets
 
                 features = datasets.Features.from_arrow_schema(table.schema_arrow)
-            for batch in table.iter_batches(256):
-                for values in batch.to_pylist():
-                    yield Row(f"{source}, row {number}", number, values | _class_names(values, features))
-                    number += 1
+            rows = (values for batch in table.iter_batches(256) for values in batch.to_pylist())
+            yield from number_rows(source, rows, set_aside, features)
     except (ArrowException, OSError, ValueError) as error:
         raise ValueError(f"{source}: not a readable parquet file ({error})") from error

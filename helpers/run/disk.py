@@ -8,10 +8,9 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 import pydantic_core
@@ -104,14 +103,6 @@ def require_room(folder: Path | str, needed: int, purpose: str) -> None:
     if missing > 0:
         needs = f"{purpose} needs {tables.size(needed)} more in {str(folder)!r}"
         raise OSError(errno.ENOSPC, f"{needs}, and {tables.size(missing)} are missing")
-
-
-def reserve(file: IO[bytes], size: int, purpose: str) -> None:
-    """Gives a temporary file its bytes now; a memory map would find out by a bus error that the disk is full. Raises OSError."""
-    require_room(tempfile.gettempdir(), size, purpose)
-    file.truncate(size)
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file.fileno(), 0, size)
 
 
 def require_mount(name: str, path: Path) -> None:

@@ -158,7 +158,14 @@ def test_a_folder_is_listed_without_junk_and_every_other_file_is_named(folder):
 
 def test_one_module_lists_the_folders_of_a_user():
     """Others list what is theirs: runs, checkpoints, the standard library, their own code."""
-    own = {"data/listing.py", "data/archive.py", "parameters.py", "notebook/method.py", "notebook/unpacking.py"}
+    own = {
+        "machine/hardware.py",
+        "data/listing.py",
+        "data/archive.py",
+        "parameters.py",
+        "notebook/method.py",
+        "notebook/unpacking.py",
+    }
     own |= {"batch/records.py", "graphmer/configuration.py", "graphmer/graph/repository.py", "graphmer/pairs.py"}
     for path in (ROOT / "helpers").rglob("*.py"):
         name = path.relative_to(ROOT / "helpers").as_posix()
@@ -337,17 +344,14 @@ def test_a_bad_row_is_set_aside_with_its_line_and_its_reason_unless_most_rows_ar
 
 @pytest.fixture
 def window(monkeypatch) -> dict[str, bytes]:
-    """Colab's `files.upload`, which writes what was chosen into the working directory, a second copy under another name."""
+    """Colab's `files.upload`, which writes what was chosen into the working directory."""
     chosen = {}
 
     def upload() -> dict[str, bytes]:
         written = {}
         for name, content in chosen.items():
-            path = Path(name)
-            if path.exists():
-                path = Path(f"{path.stem} (1){path.suffix}")
-            path.write_bytes(content)
-            written[path.name] = content
+            Path(name).write_bytes(content)
+            written[name] = content
         return written
 
     colab = types.ModuleType("google.colab")
@@ -368,14 +372,10 @@ def test_the_check_of_the_parameters_asks_for_nothing_and_outside_of_colab_a_pat
         locate("upload")
 
 
-def test_the_chosen_file_is_the_data_chosen_again_it_is_the_same_and_another_one_is_kept_beside_it(window, folder):
+def test_the_chosen_file_is_the_data(window, folder):
     window["texts.csv"] = b"text,label\na,b\n"
-    for _ in range(2):
-        assert (locate("upload").path, locate("upload").name) == (folder / "texts.csv", "texts.csv")
-    assert [path.name for path in folder.iterdir()] == ["texts.csv"]
-    Path("texts.csv").write_text("an older one")
-    assert locate("upload").name == "texts (1).csv"
-    assert Path("texts.csv").read_text() == "an older one"
+    place = locate("upload")
+    assert (place.path, place.name) == (folder / "texts.csv", "texts.csv")
 
 
 @pytest.mark.parametrize("count", [0, 2])

@@ -216,13 +216,13 @@ def test_in_a_random_order_results_describe_what_was_trained_or_cells_are_named(
             pytest.skip("torch_xla is not installed")
         monkeypatch.setenv("PJRT_DEVICE", "CPU")
         monkeypatch.setenv("CPU_NUM_DEVICES", "8")
-    draw, seed, results = random.Random(number), 0, {}
+    draw, seed, results, history = random.Random(number), 0, {}, []
     with run_kernel(startup_timeout=START) as kernel:
         live = Live(kernel, notebooks / f"{name}.ipynb", {**values, "output_dir": "0"})
         titles = live.titles[1:end]
         (shown,) = (title for title, code in live.cells.items() if code.startswith("%%writefile"))
         train = next(
-            title for title, code in live.cells.items() if "train(" in code and "trainer" in code and "measured" in code
+            title for title, code in live.cells.items() if re.search(r"\btrainer\.train\(|= train\(trainer", code)
         )
         for code in (live.setup, live.form, live.set):
             assert not live.run(code)
@@ -247,6 +247,7 @@ def test_in_a_random_order_results_describe_what_was_trained_or_cells_are_named(
 
         for action in draw.choices([*ACTIONS], [*ACTIONS.values()], k=30):
             title = draw.choice(titles)
+            history.append((action, title))
             if action == "change":
                 seed = 1 - seed
                 live.change(seed=seed, output_dir=str(seed))
@@ -262,7 +263,8 @@ def test_in_a_random_order_results_describe_what_was_trained_or_cells_are_named(
             elif action == "stop" and title != shown:
                 code += STOP
             error = live.run(code)
-            assert not error or error.startswith(REFUSALS), (action, title, error)
+            history[-1] += (error.partition(":")[0],)
+            assert not error or error.startswith(REFUSALS), (history, error)
             look()
         finish()
         look()
