@@ -26,11 +26,13 @@ def _discounts(counts: np.ndarray) -> np.ndarray:
 
     Where a small text does not give them, n1 / (n1 + 2 n2) for every count (Ney, Essen and Kneser 1994), or else 1/2.
     """
-    n1, n2, n3, n4 = np.bincount(np.minimum(counts, 5), minlength=5)[1:5].tolist()
+    occurrences = np.bincount(np.minimum(counts, 5), minlength=5)
+    n1, n2, n3, n4 = occurrences[1:5].tolist()
     single = n1 / (n1 + 2 * n2) if n1 and n2 else 0.5
     discounts = [0, single, single, single]
     if n1 and n2 and n3 and n4:
-        double, triple = 2 - 3 * single * n3 / n2, 3 - 4 * single * n4 / n3
+        double = 2 - 3 * single * n3 / n2
+        triple = 3 - 4 * single * n4 / n3
         if min(double, triple) > 0:
             discounts[2:] = double, triple
     return np.array(discounts)[np.minimum(counts, 3)]
@@ -43,7 +45,8 @@ class Counts:
     """
 
     def __init__(self, vocab_size: int, end: int, order: int, codes: np.ndarray, counts: np.ndarray):
-        self.vocab_size, self.end, self.order, self.codes, self.counts = vocab_size, end, order, codes, counts
+        self.vocab_size, self.end, self.order = vocab_size, end, order
+        self.codes, self.counts = codes, counts
         self._smoothed: Smoothed | None = None
 
     @classmethod
@@ -74,8 +77,9 @@ class Counts:
         self.add(tokens)
 
     def add(self, tokens: np.ndarray) -> None:
-        codes = np.append(self.codes, self.contexts(tokens) * self.vocab_size + tokens)
-        counts = np.append(self.counts, np.ones(len(tokens), dtype=np.int64))
+        new_codes = self.contexts(tokens) * self.vocab_size + tokens
+        codes = np.append(self.codes, new_codes)
+        counts = np.append(self.counts, np.ones_like(new_codes))
         self.codes, phrase = np.unique(codes, return_inverse=True)
         self.counts = np.bincount(phrase, counts).astype(np.int64)
         self._smoothed = None
@@ -86,15 +90,18 @@ class Counts:
         for length in range(self.order, 0, -1):
             levels.insert(0, (codes, counts))
             # A shorter phrase counts once for each different token before it.
-            codes, counts = np.unique(codes % self.vocab_size ** (length - 1), return_counts=True)
+            shorter = codes % self.vocab_size ** (length - 1)
+            codes, counts = np.unique(shorter, return_counts=True)
         return levels
 
     def contexts(self, tokens: np.ndarray) -> np.ndarray:
         """The code of the tokens before each token of a stream [P]."""
         begins_P = np.append(True, tokens[:-1] == self.end)
-        before_P, codes_P = tokens.astype(np.int64), np.zeros(len(tokens), dtype=np.int64)
+        before_P = tokens.astype(np.int64)
+        codes_P = np.zeros_like(before_P)
         for back in range(self.order - 1):
-            before_P = np.where(begins_P, self.end, np.append(self.end, before_P[:-1]))
+            before_P = np.append(self.end, before_P[:-1])
+            before_P[begins_P] = self.end
             codes_P += before_P * self.vocab_size**back
         return codes_P
 
@@ -103,7 +110,8 @@ class Counts:
         codes_P = np.zeros(len(windows), dtype=np.int64)
         for back in range(self.order - 1):
             token_P = windows[:, -1 - back]
-            codes_P += np.where(token_P < 0, self.end, token_P) * self.vocab_size**back
+            token_P = np.where(token_P < 0, self.end, token_P)
+            codes_P += token_P * self.vocab_size**back
         return codes_P
 
     def smoothed(self) -> Smoothed:
@@ -133,11 +141,15 @@ class Smoothed:
         levels = [fold.levels() for fold in folds]
         self.tables, base = [], []
         for length in range(folds[0].order):
-            codes = np.concatenate([level[length][0] + fold * V ** (length + 1) for fold, level in enumerate(levels)])
-            counts = np.concatenate([level[length][1] for level in levels])
-            discounts = np.concatenate([_discounts(level[length][1]) for level in levels])
-            count_sums, discount_sums = np.append(0.0, np.cumsum(counts)), np.append(0.0, np.cumsum(discounts))
-            self.tables.append((codes, (counts - discounts).astype(np.float32), count_sums, discount_sums))
+            codes, counts, discounts = [], [], []
+            for fold, level in enumerate(levels):
+                fold_codes, fold_counts = level[length]
+                codes.append(fold_codes + fold * V ** (length + 1))
+                counts.append(fold_counts)
+                discounts.append(_discounts(fold_counts))
+            codes, counts, discounts = map(np.concatenate, (codes, counts, discounts))
+            net = (counts - discounts).astype(np.float32)
+            self.tables.append((codes, net, _sums(counts), _sums(discounts)))
         for level in levels:  # a single token, after the uniform distribution
             codes, counts = level[0]
             discounts = _discounts(counts)
@@ -151,7 +163,10 @@ class Smoothed:
         """For each text of a stream the counts of the texts outside its fold, and the fold of each token [P]."""
         text_P = np.append(0, np.cumsum(tokens[:-1] == end))
         fold_P = text_P % FOLDS
-        folds = [Counts.fit(tokens[fold_P != fold], vocab_size, end) for fold in range(FOLDS)]
+        folds = []
+        for fold in range(FOLDS):
+            others = tokens[fold_P != fold]
+            folds.append(Counts.fit(others, vocab_size, end))
         return cls(folds), fold_P
 
     def _levels(self, context_P: np.ndarray, fold_P: np.ndarray | int) -> tuple[list[tuple], np.ndarray]:
@@ -163,21 +178,25 @@ class Smoothed:
         levels, left_P = [], np.ones(len(context_P))
         for length in range(len(self.tables) - 1, 0, -1):
             codes, net, count_sums, discount_sums = self.tables[length]
-            code_P = (fold_P * self.vocab_size**length + context_P % self.vocab_size**length) * self.vocab_size
-            first_P, last_P = places_of(codes, code_P), places_of(codes, code_P + self.vocab_size)
+            contexts = self.vocab_size**length
+            code_P = (fold_P * contexts + context_P % contexts) * self.vocab_size
+            first_P = places_of(codes, code_P)
+            last_P = places_of(codes, code_P + self.vocab_size)
             total_P = count_sums[last_P] - count_sums[first_P]
             share_P = left_P / np.maximum(total_P, 1)
             freed_P = discount_sums[last_P] - discount_sums[first_P]
             # An unknown context leaves everything to the shorter one.
             left_P = np.where(total_P > 0, share_P * freed_P, left_P)
-            levels.append((codes, net, code_P, first_P, last_P - first_P, total_P, share_P.astype(np.float32)))
+            share_P = share_P.astype(np.float32)
+            levels.append((codes, net, code_P, first_P, last_P - first_P, total_P, share_P))
         return levels, left_P.astype(np.float32)
 
     def distributions(self, context_P: np.ndarray, fold_P: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndarray]:
         """P of every token after each context [P, V], and log(1 + how often each length of the context was counted) [P, F]."""
         P, V = len(context_P), self.vocab_size
         levels, left_P = self._levels(context_P, fold_P)
-        probability_PV = np.broadcast_to(self.base[fold_P], (P, V)) * left_P[:, None]
+        base_PV = np.broadcast_to(self.base[fold_P], (P, V))
+        probability_PV = base_PV * left_P[:, None]
         totals_PF = np.zeros((P, LONGEST - 1), dtype=np.float32)
         for length, (codes, net, _, first_P, size_P, total_P, share_P) in enumerate(levels):
             row = np.repeat(np.arange(P), size_P)
@@ -193,9 +212,16 @@ class Smoothed:
         levels, left_P = self._levels(context_P, fold_P)
         probability_P = left_P * self.base[fold_P, token_P]
         for codes, net, code_P, _, _, _, share_P in levels:
-            place_P = places_of(codes, code_P + token_P).clip(max=len(codes) - 1)
-            probability_P += share_P * net[place_P] * (codes[place_P] == code_P + token_P)
+            phrase_P = code_P + token_P
+            place_P = places_of(codes, phrase_P).clip(max=len(codes) - 1)
+            counted_P = codes[place_P] == phrase_P
+            probability_P += share_P * net[place_P] * counted_P
         return probability_P
+
+
+def _sums(values: np.ndarray) -> np.ndarray:
+    """Of the values before each place, and of all."""
+    return np.append(0.0, np.cumsum(values))
 
 
 def places_of(codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:

@@ -71,7 +71,8 @@ def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
         if set_aside.rows:
             print(set_aside)
     distinct = list({" ".join(piece.split()): piece for piece in pieces}.values())
-    repeated, split = len(pieces) - len(distinct), sum(len(text) > LONGEST_TEXT for text in texts)
+    repeated = len(pieces) - len(distinct)
+    split = sum(len(text) > LONGEST_TEXT for text in texts)
     if repeated:
         notes += f"; repeated texts left out: {repeated:,}"
     if split:
@@ -88,13 +89,14 @@ def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
         )
     share = max(int(HELD_OUT_SHARE * count), min(WANTED, count // 10))
     held_out = min(max(LEAST_HELD_OUT, share), MOST_HELD_OUT)
+    digest = hashlib.sha256("\0".join(distinct).encode())
     return Texts(
         train=distinct[2 * held_out :],
         dev=distinct[:held_out],
         test=distinct[held_out : 2 * held_out],
         notes=notes,
         name=place.name,
-        sha256=hashlib.sha256("\0".join(distinct).encode()).hexdigest(),
+        sha256=digest.hexdigest(),
         revision=revision,
         draw=f"{num_texts or 'all'} texts, seed {seed}",
     )
@@ -121,7 +123,8 @@ def _read_texts(place: Place, set_aside: SetAside, revision, num_texts: int, see
         drawn = hub_rows.select(range(min(num_texts or HUB_TEXTS, len(hub_rows))))
         read = rows.number_rows(place.source, drawn, set_aside)
     remedy = "name the column of the texts so"
-    return [*set_aside.convert(read, lambda row: row.text(row.column(COLUMNS, remedy)))], "the rows of the data"
+    texts = set_aside.convert(read, lambda row: row.text(row.column(COLUMNS, remedy)))
+    return list(texts), "the rows of the data"
 
 
 def _read_folder(listing: Listing) -> tuple[list[str], str]:
@@ -163,7 +166,8 @@ def separate(text: str) -> tuple[list[str], str]:
         if name == names[0]:
             text = text.replace(END_OF_TEXT, "\n\n")
     else:
-        name, texts = names[-1], _split(text, SEPARATORS[names[-1]])
+        name = names[-1]
+        texts = _split(text, SEPARATORS[name])
     return texts, f"separated by {name}"
 
 
@@ -190,9 +194,10 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int = 0):
     from transformers import GPT2TokenizerFast, PreTrainedTokenizerFast
 
     size = sum(len(text.encode()) for text in texts)
-    wanted = vocab_size or min(max(512, round(1.6 * size**0.5) // 128 * 128), 16_384)
+    by_rule = round(1.6 * size**0.5) // 128 * 128
+    entries = vocab_size or min(max(512, by_rule), 16_384)
     empty = GPT2TokenizerFast(vocab={}, merges=[], pad_token=END_OF_TEXT)
-    trained = empty.train_new_from_iterator(texts[:TOKENIZER_TEXTS], wanted, show_progress=False)
+    trained = empty.train_new_from_iterator(texts[:TOKENIZER_TEXTS], entries, show_progress=False)
     ends = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), END_OF_TEXT)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=trained.backend_tokenizer, clean_up_tokenization_spaces=False, padding_side="left", **ends
@@ -221,7 +226,8 @@ def tokens_of(texts: Sequence[str], tokenizer) -> np.ndarray:
             return_attention_mask=False,
             split_special_tokens=True,
         )["input_ids"]
-        streams += [np.array([*ids, tokenizer.eos_token_id], dtype=np.int32) for ids in encodings]
+        for ids in encodings:
+            streams.append(np.array([*ids, tokenizer.eos_token_id], dtype=np.int32))
     return np.concatenate(streams)
 
 
@@ -237,21 +243,26 @@ def cooccurrence_codes(tokens: np.ndarray, vocab_size: int, size: int, seed: int
     size: C, below V.
     seed: of the randomised SVD (Halko et al. 2011); the caller's generator stays as it was.
     """
-    stream, V = torch.from_numpy(np.asarray(tokens[:CODED_TOKENS], dtype=np.int64)), vocab_size
+    stream = torch.from_numpy(tokens[:CODED_TOKENS].astype(np.int64))
+    V = vocab_size
     pairs, weights = [], []
     for distance, weight in enumerate(WINDOW_WEIGHTS, start=1):
         earlier, later = stream[:-distance], stream[distance:]
         # The token after another one is a context in [0, V), the token before it a context in [V, 2V).
-        pairs += [torch.stack((earlier, later)), torch.stack((later, earlier + V))]
+        pairs.append(torch.stack((earlier, later)))
+        pairs.append(torch.stack((later, earlier + V)))
         weights.append(torch.full((2 * len(later),), weight))
     with torch.random.fork_rng(devices=[]), torch.sparse.check_sparse_tensor_invariants():
-        counts = torch.sparse_coo_tensor(torch.cat(pairs, 1), torch.cat(weights), (V, 2 * V)).coalesce()
+        size_of_all = (V, 2 * V)
+        counts = torch.sparse_coo_tensor(torch.cat(pairs, 1), torch.cat(weights), size_of_all).coalesce()
         (token_P, context_P), weight_P = counts.indices(), counts.values()
         token_V = torch.bincount(token_P, weight_P, V)
         context_2V = torch.bincount(context_P, weight_P, 2 * V) ** CONTEXT_POWER
-        information_P = torch.log(weight_P * context_2V.sum() / (token_V[token_P] * context_2V[context_P]))
+        apart_P = token_V[token_P] * context_2V[context_P]
+        information_P = torch.log(weight_P * context_2V.sum() / apart_P)
         positive = information_P > 0
-        matrix = torch.sparse_coo_tensor(counts.indices()[:, positive], information_P[positive], (V, 2 * V)).coalesce()
+        indices = counts.indices()[:, positive]
+        matrix = torch.sparse_coo_tensor(indices, information_P[positive], size_of_all).coalesce()
         torch.default_generator.manual_seed(seed)
         left_VC, singular_C, _ = torch.svd_lowrank(matrix, q=min(size + 16, V), niter=4)
     codes_VC = left_VC[:, :size] * singular_C[:size].sqrt()

@@ -21,16 +21,19 @@ def probabilities(model, tokens: np.ndarray, end: int) -> np.ndarray:
     model.eval()
     inputs = np.append(end, tokens[:-1]).astype(np.int64)
     starts = begin_rows(inputs, end)[:, None]
-    stops = np.append(starts[1:, 0], len(tokens))[:, None]
+    stops = np.append(starts[1:], len(tokens))[:, None]
     probability_P, state = np.zeros(len(tokens)), None
     for begin in range(0, int((stops - starts).max()), STRETCH):
         places = starts + np.arange(begin, begin + STRETCH)
         inside = places < stops
         places = places.clip(max=len(tokens) - 1)
-        output = model(torch.from_numpy(inputs[places]).to(model.device), state=state)
+        ids_RT = torch.from_numpy(inputs[places]).to(model.device)
+        output = model(ids_RT, state=state)
         state = output.state
-        targets_RT1 = torch.from_numpy(tokens[places].astype(np.int64)).to(model.device)[..., None]
-        p_RT = output.logits.log_softmax(-1).gather(-1, targets_RT1).squeeze(-1).exp().cpu().numpy()
+        targets_RT = torch.from_numpy(tokens[places].astype(np.int64)).to(model.device)
+        logs_RTV = output.logits.log_softmax(-1)
+        logs_RT = logs_RTV.gather(-1, targets_RT[..., None]).squeeze(-1)
+        p_RT = logs_RT.exp().cpu().numpy()
         probability_P[places[inside]] = p_RT[inside]
     return probability_P
 
@@ -49,17 +52,23 @@ class Score:
     @classmethod
     def of(cls, probability_P: np.ndarray, tokens: np.ndarray, bytes_V: np.ndarray, end: int) -> Score:
         text_P = np.append(0, np.cumsum(tokens[:-1] == end))
-        return cls(np.bincount(text_P, nats_of(probability_P)), np.bincount(text_P, bytes_V[tokens]))
+        nats_S = np.bincount(text_P, nats_of(probability_P))
+        return cls(nats_S, np.bincount(text_P, bytes_V[tokens]))
 
     @property
     def bits_per_byte(self) -> float:
         """Unlike nats a token it compares models of different tokenisers."""
-        return float(self.nats_S.sum() / np.log(2) / self.bytes_S.sum())
+        bits = self.nats_S.sum() / np.log(2)
+        return float(bits / self.bytes_S.sum())
 
 
 def compare(score: Score, other: Score) -> Interval:
     """By what share the bits per byte of the first are lower, over the same texts."""
-    return bootstrap(lambda nats_S, others_S: 1 - nats_S.sum() / others_S.sum(), score.nats_S, other.nats_S)
+
+    def share(nats_S, others_S):
+        return 1 - nats_S.sum() / others_S.sum()
+
+    return bootstrap(share, score.nats_S, other.nats_S)
 
 
 def describe(name: str, other_name: str, score: Score, other: Score) -> str:
@@ -81,7 +90,10 @@ def _fewer(share: float) -> str:
 def verdict(scores: dict[str, Score], model: str) -> list[str]:
     """What training adds to counting, and how the model stands beside each rival; by the names of the scores."""
     names = {name: "counting" if name == "counting" else f"the {name}" for name in scores}
-    rows = [describe(f"The {model}", names[name], scores[model], scores[name]) for name in scores if name != model]
+    rows = []
+    for name, score in scores.items():
+        if name != model:
+            rows.append(describe(f"The {model}", names[name], scores[model], score))
     gain = compare(scores[model], scores["counting"])
     if gain.items >= FEWEST and gain.low <= 0:
         rows.append("Counting alone is as good on this text. More text or more steps may help.")

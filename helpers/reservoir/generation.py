@@ -16,6 +16,7 @@ from transformers.utils import cached_file
 from .counts import Counts
 
 COUNTS_FILE = "counts.safetensors"
+HUB_ARGUMENTS = ("cache_dir", "revision", "subfolder", "token")
 
 
 class CountingLanguageModel(PreTrainedModel, GenerationMixin):
@@ -28,14 +29,15 @@ class CountingLanguageModel(PreTrainedModel, GenerationMixin):
     @torch.no_grad()
     def look_up(self, windows_BTW):
         """P_counts after every window [B, T, V], and how often its contexts were counted [B, T, F], on the device of the windows."""
-        shape, V, lengths = windows_BTW.shape[:-1], self.config.vocab_size, self.config.context_lengths
+        shape, device = windows_BTW.shape[:-1], windows_BTW.device
         if self.counts is None:
-            uniform = torch.full((*shape, V), 1 / V, device=windows_BTW.device)
-            return uniform, torch.zeros(*shape, lengths, device=windows_BTW.device)
+            V = self.config.vocab_size
+            uniform = torch.full((*shape, V), 1 / V, device=device)
+            return uniform, torch.zeros(*shape, self.config.context_lengths, device=device)
         contexts = self.counts.contexts_of(windows_BTW.flatten(0, -2).cpu().numpy())
-        tensors = map(torch.from_numpy, self.counts.smoothed().distributions(contexts))
-        counted_BTV, totals_BTF = (tensor.to(windows_BTW.device).view(*shape, -1) for tensor in tensors)
-        return counted_BTV, totals_BTF
+        counted, totals = self.counts.smoothed().distributions(contexts)
+        counted_BTV = torch.from_numpy(counted).to(device).view(*shape, -1)
+        return counted_BTV, torch.from_numpy(totals).to(device).view(*shape, -1)
 
     def learn(self, input_ids) -> None:
         """Learns texts by adding them to the counts: less than a second, and no weight changes.
@@ -54,8 +56,10 @@ class CountingLanguageModel(PreTrainedModel, GenerationMixin):
             input_ids, mask = input_ids["input_ids"], input_ids.get("attention_mask")
         rows = _rows(input_ids)
         if mask is not None:
-            rows = [row[seen != 0] for row, seen in zip(rows, _rows(mask), strict=True)]
-        end, stream = self.counts.end, [np.zeros(0, dtype=np.int64)]
+            masks = _rows(mask)
+            rows = [row[mask != 0] for row, mask in zip(rows, masks, strict=True)]
+        end = self.counts.end
+        stream = [np.zeros(0, dtype=np.int64)]
         for row in rows:
             row = np.where(row == self.config.pad_token_id, end, row)
             for text in np.split(row, np.flatnonzero(row == end)):
@@ -71,8 +75,9 @@ class CountingLanguageModel(PreTrainedModel, GenerationMixin):
             "AutoModelForCausalLM": "model.ReservoirForCausalLM",
         }
         super().save_pretrained(folder, **kwargs)
-        here, method = Path(__file__), Path(sys.modules[type(self).__module__].__file__)  # which may have been edited
-        for source in (method, here, here.with_name("counts.py")):
+        method = sys.modules[type(self).__module__].__file__  # which may have been edited
+        this_file = Path(__file__)
+        for source in (Path(method), this_file, this_file.with_name("counts.py")):
             (folder / source.name).write_bytes(source.read_bytes())
         if self.counts is not None:
             self.counts.save(folder / COUNTS_FILE)
@@ -80,7 +85,7 @@ class CountingLanguageModel(PreTrainedModel, GenerationMixin):
     @classmethod
     def from_pretrained(cls, name_or_path, *args, **kwargs):
         """As in transformers, counts included."""
-        hub = {key: kwargs[key] for key in ("cache_dir", "revision", "subfolder", "token") if kwargs.get(key)}
+        hub = {key: value for key, value in kwargs.items() if key in HUB_ARGUMENTS and value}
         loaded = super().from_pretrained(name_or_path, *args, **kwargs)
         path = cached_file(name_or_path, COUNTS_FILE, _raise_exceptions_for_missing_entries=False, **hub)
         model = loaded[0] if isinstance(loaded, tuple) else loaded

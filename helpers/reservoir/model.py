@@ -83,7 +83,8 @@ class Reservoir(nn.Module):
 
     @torch.no_grad()
     def draw(self, codes_VC):
-        config, generator = self.config, torch.Generator().manual_seed(self.config.reservoir_seed)
+        config = self.config
+        generator = torch.Generator().manual_seed(config.reservoir_seed)
         C = codes_VC.shape[1]
         # 1 / sqrt(3 C): the variance that a uniform input matrix in [-1, 1] would have.
         input_CN = (3 * C) ** -0.5 * torch.randn(C, config.units, generator=generator)
@@ -105,7 +106,8 @@ class Reservoir(nn.Module):
             return states_TGBM.permute(2, 0, 1, 3).flatten(2)
 
     def step(self, drive_GBM, state_GBM):
-        return torch.lerp(state_GBM, torch.tanh(torch.baddbmm(drive_GBM, state_GBM, self.weight.mT)), self.leak)
+        update_GBM = torch.tanh(torch.baddbmm(drive_GBM, state_GBM, self.weight.mT))
+        return torch.lerp(state_GBM, update_GBM, self.leak)
 
 
 class GRU(nn.Module):
@@ -125,8 +127,9 @@ class GRU(nn.Module):
 def go_through(step, drive, state, seen_BT, kept_BT):
     """States after every token, time first. A token that is not seen (padding) leaves the state; one that is not kept ends a text."""
     states = []
-    masks = seen_BT.T[..., None].float(), kept_BT.T[..., None].float()
-    for drive_t, seen_B1, kept_B1 in zip(drive.unbind(), *masks, strict=True):
+    seen_TB1 = seen_BT.T[..., None].float()
+    kept_TB1 = kept_BT.T[..., None].float()
+    for drive_t, seen_B1, kept_B1 in zip(drive, seen_TB1, kept_TB1, strict=True):
         state = torch.lerp(state, step(drive_t, state).float(), seen_B1) * kept_B1
         states.append(state)
     return torch.stack(states)
@@ -139,12 +142,15 @@ def go_through(step, drive, state, seen_BT, kept_BT):
 def windows_of(ids_BT, line_BW, seen_BT, ends_BT):
     """The last W tokens of the text at each place [B, T, W], -1 where there is none, and those at the end [B, W]."""
     W = line_BW.shape[1]
-    tokens_BS = torch.cat((line_BW, ids_BT.masked_fill(~seen_BT | ends_BT, -1)), dim=1)
+    tokens_BT = ids_BT.masked_fill(~seen_BT | ends_BT, -1)
+    tokens_BS = torch.cat((line_BW, tokens_BT), dim=1)
     text_BS = F.pad(ends_BT.long().cumsum(1), (W, 0))
-    text_BTW, windows_BTW = (rows_BS.unfold(1, W, 1)[:, 1:] for rows_BS in (text_BS, tokens_BS))
+    windows_BTW = tokens_BS.unfold(1, W, 1)[:, 1:]
+    text_BTW = text_BS.unfold(1, W, 1)[:, 1:]
     windows_BTW = windows_BTW.masked_fill(text_BTW != text_BTW[..., -1:], -1)
     last_B = seen_BT.long().cumsum(1).argmax(1)  # before padding on the right
-    return windows_BTW, windows_BTW.gather(1, last_B[:, None, None].expand(-1, 1, W))[:, 0]
+    last_BW = last_B[:, None].expand(-1, W)
+    return windows_BTW, windows_BTW.gather(1, last_BW[:, None])[:, 0]
 
 
 @torch.no_grad()
@@ -160,7 +166,8 @@ def recall(windows_W):
     kernels = [match_W * 0.5 ** (age_W / half_life) for half_life in HALF_LIVES]
     for n in range(1, max(MATCHES) + 1):
         before_W = F.pad(windows_W[..., :-n], (n, 0), value=-1)
-        match_W = match_W & (before_W == windows_W[..., -n, None]) & (before_W >= 0)
+        same_W = before_W == windows_W[..., -n, None]
+        match_W = match_W & same_W & (before_W >= 0)
         kernels.append(match_W / match_W.sum(-1, keepdim=True).clamp(min=1))
     return torch.stack(kernels, dim=-2).float()
 
@@ -222,7 +229,8 @@ class ReservoirForCausalLM(CountingLanguageModel):
         if config.memory == "reservoir":
             model.memory.draw(codes_VC)
         C, D = codes_VC.shape[1], config.embedding_size
-        rotation_CD = nn.init.orthogonal_(torch.empty(C, D)) * (max(C, D) / C) ** 0.5
+        rotation_CD = nn.init.orthogonal_(torch.empty(C, D))
+        rotation_CD *= (max(C, D) / C) ** 0.5
         model.embedding.weight.data.copy_(0.02 * codes_VC.float() @ rotation_CD)
         for weight in (model.out.weight, model.boost.weight, model.scale.weight):
             nn.init.zeros_(weight)  # so that the logits are log P_counts
@@ -242,10 +250,11 @@ class ReservoirForCausalLM(CountingLanguageModel):
         B, T = ids_BT.shape
         if not T:
             raise ValueError("input_ids: no tokens; a text begins after the token that ends texts, so give that one")
-        memory_BN, line_BW = state or (
-            torch.zeros(B, self.memory.width, device=ids_BT.device),
-            torch.full((B, self.config.window), -1, device=ids_BT.device),
-        )
+        if state is None:
+            memory_BN = torch.zeros(B, self.memory.width, device=ids_BT.device)
+            line_BW = torch.full((B, self.config.window), -1, device=ids_BT.device)
+        else:
+            memory_BN, line_BW = state
         seen_BT = torch.ones_like(ids_BT, dtype=torch.bool)
         if attention_mask is not None:
             seen_BT = attention_mask[:, -T:] != 0
@@ -258,7 +267,8 @@ class ReservoirForCausalLM(CountingLanguageModel):
         """The trained vector after each token [..., D]."""
         if self.config.memory == "gru":
             return self.out(self.norm(states_N))
-        x_D = self.embedded(ids) + self.projection(F.layer_norm(states_N, (self.config.units,)))
+        states_N = F.layer_norm(states_N, (self.config.units,))
+        x_D = self.embedded(ids) + self.projection(states_N)
         return self.out(self.norm(self.block(x_D)))
 
     def predict(self, ids, states_N, windows_W, counted_V, totals_F):
@@ -270,8 +280,9 @@ class ReservoirForCausalLM(CountingLanguageModel):
             scale_1 = 1 + self.scale(torch.cat((x_D, 0.2 * totals_F), dim=-1))
         # The cache: the recent tokens of this text have a share of P_counts.
         recency_W = kernels_KW[..., 1, :]
-        cache_W = self.config.cache_weight * recency_W / recency_W.sum(-1, keepdim=True).clamp(min=1e-6)
-        counted_V = ((1 - self.config.cache_weight) * counted_V).scatter_add(-1, tokens_W, cache_W)
+        share = self.config.cache_weight
+        cache_W = share * recency_W / recency_W.sum(-1, keepdim=True).clamp(min=1e-6)
+        counted_V = ((1 - share) * counted_V).scatter_add(-1, tokens_W, cache_W)
         logits_V = self.head(x_D).float().scatter_add(-1, tokens_W, boosts_W)
         return logits_V + scale_1 * counted_V.log()
 
@@ -290,8 +301,10 @@ class ReservoirForCausalLM(CountingLanguageModel):
         else:
             counted, totals = drawn["counted"], drawn["totals"]
         if states is None:  # a trained memory goes on in training from where the block before ended
-            before = self.memory.carried if self.training else torch.zeros_like(self.memory.carried[:1])
-            states, _, (after, _) = self.read(input_ids, (before.expand(len(input_ids), -1), windows[:, 0]))
+            carried = self.memory.carried
+            if not self.training:
+                carried = torch.zeros_like(carried[:1]).expand(len(input_ids), -1)
+            states, _, (after, _) = self.read(input_ids, (carried, windows[:, 0]))
             if self.training:
                 self.memory.carried = after.detach()
         logits = self.predict(input_ids, states, windows, counted, totals)

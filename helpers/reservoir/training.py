@@ -30,7 +30,8 @@ def begin_rows(inputs_S: np.ndarray, end: int) -> np.ndarray:
     texts = np.flatnonzero(inputs_S == end)
     rows = min(ROWS, 1 + len(inputs_S) // (8 * STRETCH))
     wanted = np.linspace(0, len(inputs_S), rows, endpoint=False)
-    return np.unique(texts[np.searchsorted(texts, wanted).clip(max=len(texts) - 1)])
+    nearest = np.searchsorted(texts, wanted).clip(max=len(texts) - 1)
+    return np.unique(texts[nearest])
 
 
 class Stream(torch.utils.data.Dataset):
@@ -45,22 +46,26 @@ class Stream(torch.utils.data.Dataset):
         self.tokens_S = tokens.astype(np.int64)
         self.inputs_S = np.append(end, self.tokens_S[:-1])  # the token before
         ends = np.flatnonzero(self.inputs_S == end)
-        self.begins_S = np.repeat(ends + 1, np.diff(np.append(ends, len(tokens))))  # where a text has its first input
+        lengths = np.diff(np.append(ends, len(tokens)))
+        self.begins_S = np.repeat(ends + 1, lengths)  # where a text has its first input
         if trained:
             self.smoothed, self.fold_S = Smoothed.without_folds(self.tokens_S, counts.vocab_size, end)
         else:
-            self.smoothed, self.fold_S = counts.smoothed(), np.zeros(len(tokens), dtype=np.int64)
+            self.smoothed = counts.smoothed()
+            self.fold_S = np.zeros_like(self.tokens_S)
 
     def windows(self, places: np.ndarray) -> np.ndarray:
         """The last tokens of the text before each place [P, W], -1 where the text has not begun."""
         index = places[:, None] - np.arange(self.window - 1, -1, -1)
-        return np.where(index >= self.begins_S[places, None], self.inputs_S[index.clip(0)], -1)
+        begun = index >= self.begins_S[places, None]
+        return np.where(begun, self.inputs_S[index.clip(0)], -1)
 
     def examples(self, places: np.ndarray) -> dict[str, torch.Tensor]:
         """What a batch holds of these places, whatever their shape."""
         flat = places.ravel()
         windows = self.windows(flat)
-        counted, totals = self.smoothed.distributions(self.counts.contexts_of(windows), self.fold_S[flat])
+        contexts = self.counts.contexts_of(windows)
+        counted, totals = self.smoothed.distributions(contexts, self.fold_S[flat])
         batch = {
             "input_ids": self.inputs_S[flat],
             "windows": windows,
@@ -80,17 +85,20 @@ class DrawnTokens(Stream):
 
     def __init__(self, tokens: np.ndarray, model, *, multiple_of: int, trained: bool, seed: int = 0):
         super().__init__(tokens, model.counts, model.config.window, trained)
-        self.memory, self.seed = copy.deepcopy(model.memory).cpu(), seed
+        self.memory = copy.deepcopy(model.memory).cpu()
+        self.seed = seed
         self.starts_R = begin_rows(self.inputs_S, self.counts.end)
-        self.row_S = np.searchsorted(self.starts_R, np.arange(len(tokens)), side="right") - 1
-        self.stretch_S, self.step_S = np.divmod(np.arange(len(tokens)) - self.starts_R[self.row_S], STRETCH)
+        places_S = np.arange(len(tokens))
+        self.row_S = np.searchsorted(self.starts_R, places_S, side="right") - 1
+        self.stretch_S, self.step_S = np.divmod(places_S - self.starts_R[self.row_S], STRETCH)
         self.reading_order = np.argsort(self.stretch_S, kind="stable")
         self.easy_S = np.zeros(len(tokens), dtype=bool)
         if trained:
             contexts_S = self.counts.contexts(self.tokens_S)
             self.easy_S = self.smoothed.of(self.tokens_S, contexts_S, self.fold_S) > EASY
         self.weights_S = np.where(self.easy_S, EASY_TURNS, 1).astype(np.float32)
-        drawn = len(tokens) - self.easy_S.sum() + len(self.easy_S.nonzero()[0][::EASY_TURNS])
+        easy = int(self.easy_S.sum())
+        drawn = len(tokens) - easy + -(-easy // EASY_TURNS)
         self.weights_S *= drawn / len(tokens)  # so that the mean loss of an epoch is that of the text
         self.length = -(-int(drawn) // multiple_of) * multiple_of
         self._stretch, self._states_RTN, self._after_RN = -1, None, None
@@ -114,9 +122,9 @@ class DrawnTokens(Stream):
         places = np.asarray(places)
         states_PN = torch.empty(len(places), self.memory.width)
         for stretch in np.unique(self.stretch_S[places]):
-            here = np.flatnonzero(self.stretch_S[places] == stretch)
-            states_RTN = self._read(stretch)
-            states_PN[here] = states_RTN[self.row_S[places[here]], self.step_S[places[here]]]
+            inside = self.stretch_S[places] == stretch
+            tokens = places[inside]
+            states_PN[inside] = self._read(stretch)[self.row_S[tokens], self.step_S[tokens]]
         weights = torch.from_numpy(self.weights_S[places])
         return self.examples(places) | {"states": states_PN, "weights": weights}
 
@@ -124,13 +132,15 @@ class DrawnTokens(Stream):
     def _read(self, stretch: int) -> torch.Tensor:
         """States after each token of a stretch [R, T, N]. Stretches are read in order; an earlier one begins again."""
         if stretch < self._stretch or self._states_RTN is None:
-            self._stretch, self._after_RN = -1, torch.zeros(len(self.starts_R), self.memory.width)
+            self._stretch = -1
+            self._after_RN = torch.zeros(len(self.starts_R), self.memory.width)
         while self._stretch < stretch:
             self._stretch += 1
             index = self.starts_R[:, None] + self._stretch * STRETCH + np.arange(STRETCH)
-            ids_RT = torch.from_numpy(self.inputs_S[index.clip(max=len(self.inputs_S) - 1)])
-            seen_RT = torch.ones_like(ids_RT)
-            self._states_RTN = self.memory(ids_RT, None, self._after_RN, seen_RT, ids_RT != self.counts.end)
+            index = index.clip(max=len(self.inputs_S) - 1)
+            ids_RT = torch.from_numpy(self.inputs_S[index])
+            kept_RT = ids_RT != self.counts.end
+            self._states_RTN = self.memory(ids_RT, None, self._after_RN, torch.ones_like(ids_RT), kept_RT)
             self._after_RN = self._states_RTN[:, -1]
         return self._states_RTN
 
@@ -157,7 +167,8 @@ class RowsOfText(Stream):
     def __getitems__(self, blocks: Sequence[int]) -> dict[str, torch.Tensor]:
         places = self.starts[np.asarray(blocks), None] + np.arange(self.length)
         batch = self.examples(places.clip(max=len(self.tokens_S) - 1))
-        batch["labels"][torch.from_numpy(places >= len(self.tokens_S))] = -100
+        behind = torch.from_numpy(places >= len(self.tokens_S))
+        batch["labels"][behind] = -100
         return batch
 
 
