@@ -28,6 +28,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,9 +68,7 @@ REPORT = {  # these served for no choice
     "networkx": "networkx==3.6.1 algorithms/tests",
 }
 PACKAGES = CHOICE | REPORT
-NEEDED = (
-    "pytest==9.2.0 hypothesis pyparsing pytest-timeout simplejson ephemeral-port-reserve pytest-xprocess"  # by tests
-)
+NEEDED = "pytest==9.2.0 hypothesis pyparsing pytest-timeout httpx2 trio simplejson ephemeral-port-reserve pytest-xprocess"  # by tests
 ASKED = ("tornado", "HTTPConnection.write_headers")  # of about 50,000 lines
 CONSTRUCTORS = ("__init__", "__new__")
 Site = tuple[str, int, str]  # file, line of the name, name
@@ -158,7 +157,7 @@ class Packages:
             pin, *tests = PACKAGES[name].split()
             if not (self.site / name).exists():
                 run(self.python, "-m", "pip", "install", "-q", pin, *NEEDED.split())
-            where = self.archive(name, pin) if "/" in tests[0] else self.site / name
+            where = self.archive(name, pin) if tests[0].startswith("/") else self.site / name
             tests = [each if each.startswith("--") else f"{where}/{each.lstrip('/')}" for each in tests]
             command = [self.python, __file__, "--trace", f"{self.site / name}/", path, *tests]
             with path.with_suffix(".log").open("w") as log:
@@ -498,6 +497,28 @@ def asking(package: Path, name: str) -> dict:
     return found
 
 
+def reading() -> dict:
+    """Processor seconds in which the standard library without its tests is read: new, from the cache, and where one file has changed."""
+    from helpers.graphmer.graph.repository import Repository
+    from helpers.graphmer.graph.sources import TEST_FOLDERS, standard_library
+
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work, "sources")
+        left_out = shutil.ignore_patterns("site-packages", "__pycache__", *TEST_FOLDERS)
+        shutil.copytree(standard_library(), folder, ignore=left_out)
+        os.environ["XDG_CACHE_HOME"] = str(Path(work, "cache"))
+        for state in ("new", "cached", "one changed file"):
+            if state == "one changed file":
+                with (folder / "argparse.py").open("a") as file:
+                    file.write("\n\ndef added():\n    return ArgumentParser()\n")
+            start = time.process_time()
+            repository = Repository(folder)
+            found[state] = round(time.process_time() - start, 2)
+        lines = sum(content.count(b"\n") for content in repository.contents.values())
+    return {"lines": lines} | found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="folder for the packages and what was traced")
@@ -523,7 +544,13 @@ def main() -> None:
         found[name] |= json.loads(file.read_text())
         print(json.dumps({name: found[name]}), flush=True)
     asked = asking(packages.site / ASKED[0], ASKED[1])
-    report.write(arguments.output, report.machine("cpu", ["jedi", "basedpyright"]), packages=found, asking=asked)
+    report.write(
+        arguments.output,
+        report.machine("cpu", ["jedi", "basedpyright"]),
+        packages=found,
+        asking=asked,
+        reading=reading(),
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -322,15 +321,15 @@ def test_what_was_read_is_kept_until_a_file_changes(tmp_path):
     assert len({*kept.repository._kept} - before) == 1  # the others were not read again
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", pickle.dumps({}), b"\0" * 99])
+@pytest.mark.parametrize("damage", ["", "{", "[]", "\0"])
 def test_a_damaged_cache_is_made_again(shop, cache, damage):
     definitions = cached_graph(shop)
     [file] = cache.iterdir()
-    written = file.read_bytes()
-    for content in (damage, written[:-300], written.replace(b"shop", b"shap", 1)):
-        file.write_bytes(content)
+    written = file.read_text()
+    for content in (damage, written[:-300], written.replace("shop", "shap", 1)):
+        file.write_text(content)
         assert cached_graph(shop) == definitions
-        assert file.read_bytes() != content  # it was written again
+        assert file.read_text() == written
 
 
 def test_where_nothing_can_be_written_the_answer_is_the_same(shop, tmp_path):

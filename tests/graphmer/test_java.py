@@ -166,6 +166,10 @@ def test_what_a_declaration_says_is_resolved_or_marked(shop, head, relation, exp
         ("void g(Object o) { for (var b : (B) o) b.f(); }", "?.f"),  # what B is a collection of
         ("void g(Object o) { if (o instanceof B b) b.f(); }", "B.f()"),
         ("void g() { unknown.f(); }", "?.f"),
+        (
+            "class D<T> { void h(T a) { } } class E extends D<Long> { void h(long a) { } void g(Long b) { h(b); } }",
+            "?.h",
+        ),
     ],
 )
 def test_a_call_resolves_only_where_the_type_is_certain(parser, tmp_path, body, called):

@@ -46,7 +46,7 @@ class Imports:
 
     def names(self) -> dict[str, str]:
         """The name of each path as an import says it; where two have the same, all modules of both roots say which root it is."""
-        named = {path: self._named(path) for path in sorted(self.files)}
+        named = {path: self.named(path) for path in sorted(self.files)}
         count = Counter(name for _, name in named.values())
         twice = {(root, name.partition(".")[0]) for root, name in named.values() if count[name] > 1}
         return {
@@ -54,7 +54,8 @@ class Imports:
             for path, (root, name) in named.items()
         }
 
-    def _named(self, path: str) -> tuple[str, str]:
+    def named(self, path: str) -> tuple[str, str]:
+        """The folder that imports of a file or folder begin at, and its name from there."""
         root = self.root(path)
         if path not in self.packages and _parent(path) not in self.packages:
             root = next(folder for folder in above(path) if folder in self._named_from)

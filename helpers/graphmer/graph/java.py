@@ -36,6 +36,7 @@ _MENTIONS = {
 # In the type of a parameter: comments, annotations, type arguments, packages, space.
 _NOISE = re.compile(r"//.*|/\*(?s:.*?)\*/|@[\w.]+(?:\((?s:.*?)\))?|<(?s:.*)>|\w+\.|\s")
 _ABOVE = {"superclass": "inherits_from", "extends_interfaces": "inherits_from", "super_interfaces": "implements"}
+_PRIMITIVE = ("boolean", "byte", "char", "short", "int", "long", "float", "double")
 _MOST_VARIADIC = 10  # arguments of a call that a method with `...` answers, beyond those that it names
 # Of the types that need no import (JLS 7.5.5), those that programs mention most.
 _LANG_NAMES = """
@@ -323,10 +324,27 @@ class JavaResolver(Resolver):
             if entity not in self.classes:
                 outside.append(entity)
             elif meanings := self.classes[entity].names.get(name):
-                scope = self.classes[entity]
-                # What stands above it and outside may have a better one.
-                return self._meanings(meanings, scope.module) if "(" in name or not outside else OPEN
+                # What stands above it and outside, or takes an object where this takes a number, may be a better one.
+                targets = self._meanings(meanings, self.classes[entity].module)
+                is_best = "(" in name or not (
+                    outside or self._is_boxed(targets, order[order.index(entity) + 1 :], name)
+                )
+                return targets if is_best else OPEN
         method, is_method, _ = name.partition("/")
         owners = ["java.lang.Object"] if method in _OBJECT_METHODS else outside
         certain = is_method and len(owners) == 1 and owners != ["?"]  # it compiles, so it is there
         return only(self._outside(f"{owners[0]}.{method}", "method") if certain else None)
+
+    def _is_boxed(self, targets: Targets, above: list[str], name: str) -> bool:
+        """Whether a method above takes an object where this one takes a number, or the other way round."""
+        kinds = {_is_primitive(value.entity) for value in targets.values}
+        for entity in above:
+            for meaning in self.classes[entity].names.get(name, ()) if entity in self.classes else ():
+                kinds.add(_is_primitive(meaning.value.entity) if isinstance(meaning, Known) else None)
+        return len(kinds) > 1
+
+
+def _is_primitive(method: str) -> tuple[bool, ...]:
+    """Of each parameter."""
+    types = method.partition("(")[2].rstrip(")").split(",")
+    return tuple(kind in _PRIMITIVE for kind in types)

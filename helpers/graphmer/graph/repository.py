@@ -1,46 +1,29 @@
 """The files of a repository as a resolver needs them; each is read once, and again where it changes.
 
-What was read is kept in the user's cache folder.
+What was read is kept in the user's cache folder, a line of JSON a file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
-import pickle
 import re
 import sys
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from .extraction import SAMPLE, folder_of, quiet, read_modules
 from .java import read_java
 from .knowledge_graph import Entity, KnowledgeGraph
 from .python import read_python
 from .resolution import Resolver
-from .scopes import Expression, ImportedModule, ImportedName, Known, Module, Scope, Unknown, Use, Value
+from .scopes import Module, Use, pack, unpack
 from .sources import find_sources, notebook_code
 
-# What reading a file may raise that something else wrote.
-_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, pickle.UnpicklingError)
-_KEPT_CLASSES = (
-    Module,
-    Scope,
-    Expression,
-    ImportedModule,
-    ImportedName,
-    Known,
-    Unknown,
-    Value,
-    Entity,
-    defaultdict,
-    int,
-    set,
-)
+# What reading a file may raise that something else wrote: it is no JSON, or JSON of another form.
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 class Repository:
@@ -49,8 +32,8 @@ class Repository:
     def __init__(self, data_source: str | Path):
         self.data_source, self.folder = data_source, folder_of(data_source)
         name = hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:32]
-        self._cache = cache_folder() / f"{name}.pickle"
-        self._kept = _kept(self._cache)  # key of a file's content -> its module, pickled
+        self._cache = cache_folder() / f"{name}.jsonl"
+        self._kept = _kept(self._cache)  # key of a file's content -> line of JSON
         self._keys: dict[str, str] = {}  # of each file
         self._modules: dict[str, Module] = {}  # by that key
         self._state: list[tuple] | None = None
@@ -80,10 +63,10 @@ class Repository:
         if key not in self._modules:
             restored = None
             with contextlib.suppress(*_UNREADABLE):
-                restored = _unpickled(self._kept[key])
+                restored = unpack(self._kept[key])
             if restored is None:
                 restored = _parse(language, module, content)
-                self._kept[key] = pickle.dumps(restored, pickle.HIGHEST_PROTOCOL)
+                self._kept[key] = pack(restored)
                 self._is_new = True
             self._modules[key] = restored
         self._keys[file] = key
@@ -114,8 +97,8 @@ class Repository:
         self._modules = {key: module for key, module in self._modules.items() if key in used}
         if self._is_new:
             self._kept = {key: self._kept[key] for key in sorted(used)}
-            body = pickle.dumps(self._kept)
-            keep(self._cache, _digest(body) + body)
+            body = "\n".join(f"{key} {line}" for key, line in self._kept.items())
+            keep(self._cache, f"{_digest(body)}\n{body}".encode())
             self._is_new = False
 
     # ---- what is asked
@@ -208,29 +191,18 @@ def keep(file: Path, content: bytes) -> None:
         unfinished.replace(file)
 
 
-def _kept(file: Path) -> dict[str, bytes]:
-    """Pickled modules by their keys; none where other code wrote them."""
+def _kept(file: Path) -> dict[str, str]:
+    """Lines of JSON by their keys; none where other code wrote them."""
     with contextlib.suppress(*_UNREADABLE):
-        content = file.read_bytes()
-        if content[:32] == _digest(content[32:]):
-            return _unpickled(content[32:])
+        digest, _, body = file.read_text().partition("\n")
+        if digest == _digest(body):
+            return dict(line.split(" ", 1) for line in body.split("\n"))
     return {}
 
 
-class _Unpickler(pickle.Unpickler):
-    """Makes nothing but what a module consists of, whoever wrote the file."""
-
-    def find_class(self, module: str, name: str) -> type:
-        return {kind.__name__: kind for kind in _KEPT_CLASSES}[name]
-
-
-def _unpickled(content: bytes) -> Any:
-    return _Unpickler(io.BytesIO(content)).load()
-
-
-def _digest(body: bytes) -> bytes:
+def _digest(body: str) -> str:
     """sha256 of what was kept and of what reads sources: what other code read is not what this code would read."""
-    digest = hashlib.sha256(sys.version.encode() + body)
+    digest = hashlib.sha256(sys.version.encode() + body.encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
-    return digest.digest()
+    return digest.hexdigest()

@@ -8,6 +8,7 @@ named with the number of its arguments: `list.add/1`.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from enum import Enum
 from typing import NamedTuple
@@ -168,3 +169,63 @@ class Module:
         self.imports: list[tuple[str, str | None]] = []
         self.stars: list[tuple[str, int]] = []  # origin, line
         self.exports: set[str] | None = None  # __all__, as far as it is written out
+
+
+# ---- as JSON, for the cache
+
+_KEPT = (
+    "id", "path", "is_package", "package", "record", "scope", "entities", "classes", "results", "returned", "first", "wrappers",
+    "asynchronous", "decorators", "stores", "words", "stars", "exports",
+)  # fmt: skip
+_KEPT_OF_SCOPES = (
+    "kind", "owner", "prefix", "parent", "names", "declared", "hidden", "fields", "bases", "metaclass", "reads_members",
+)  # fmt: skip
+
+
+def pack(module: Module) -> str:
+    """All but the mentions, which are read again where somebody asks for them. A scope is its number, a meaning the list of its parts."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, Scope):
+            return value.number
+        return sorted(value) if isinstance(value, set) else value.value
+
+    record = {name: getattr(module, name) for name in _KEPT}
+    record["scopes"] = [[getattr(scope, name) for name in _KEPT_OF_SCOPES] for scope in module.scopes]
+    return json.dumps(record, default=plain, separators=(",", ":"))
+
+
+def unpack(text: str) -> Module:
+    """Raises LookupError, TypeError, ValueError or AttributeError for what `pack` did not write."""
+    record = json.loads(text)
+    module = Module(record["id"])
+    scopes = module.scopes
+    scopes.clear()
+    rows = record.pop("scopes")
+    for _ in rows:
+        Scope("", "", "", None, module)
+
+    def meaning_of(row: int | list) -> Meaning:
+        if type(row) is int:
+            return Unknown(row)
+        first = row[0]
+        if len(row) == 1:
+            return ImportedModule(first) if type(first) is str else Known(Value(*first))
+        return ImportedName(*row) if type(row[1]) is str else Expression(first, scopes[row[1]])
+
+    def table_of(table: dict[str, list]) -> dict[str, list[Meaning]]:
+        return {name: [meaning_of(row) for row in meanings] for name, meanings in table.items()}
+
+    for scope, row in zip(scopes, rows, strict=True):
+        vars(scope).update(zip(_KEPT_OF_SCOPES, row, strict=True))
+        scope.parent = None if scope.parent is None else scopes[scope.parent]
+        scope.names, scope.fields = table_of(scope.names), table_of(scope.fields)
+        scope.declared = {name: scopes[number] for name, number in scope.declared.items()}
+    vars(module).update(record)
+    module.scope = scopes[module.scope]
+    module.entities = [Entity._make(row) for row in module.entities]
+    module.classes = {name: scopes[number] for name, number in module.classes.items()}
+    module.results, module.returned = table_of(module.results), table_of(module.returned)
+    module.decorators = table_of(module.decorators)
+    module.stores = [(meaning_of(target), name, meaning_of(value)) for target, name, value in module.stores]
+    return module
