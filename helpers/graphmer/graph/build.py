@@ -4,9 +4,10 @@ import re
 
 from .knowledge_graph import UNKNOWN, unresolved
 from .resolution import CLASSES, Resolver
-from .scopes import Known, Module, Scope, Value
+from .scopes import Expression, Known, Meaning, Module, Scope, Value
 
 _CALLABLE = ("function", "method", "constructor", "test", UNKNOWN)
+_RELATIONS = {"raised": "raises", "caught": "catches"}  # of the kinds of uses
 _METHODS = ("method", "constructor")
 _TEST_CASE = ("unittest.case.TestCase", "unittest.TestCase")
 
@@ -39,13 +40,38 @@ class Build:
         self.triples |= {*module.triples}
         if package := self.names.files.get(module.path.rpartition("/")[0]):
             self.triples.add((package.id, "contains", module.id))
-        for origin, name in module.imports:
-            self._import(module, origin, name)
-        for scope in module.scopes:
-            for chain in scope.calls:
+        for scope, kind, chain in {use[:3] for use in module.uses}:
+            if kind == "imported":
+                self._import(module, *chain.split(":"))
+            elif kind in ("called", "with", "awaited"):
                 self._call(scope, chain)
-            for relation in scope.relations:
-                self._relate(scope, *relation)
+            elif kind in _RELATIONS:
+                self._relate(scope, scope.owner, _RELATIONS[kind], chain)
+        for entity, decorators in module.decorators.items():
+            for decorator in decorators:
+                if isinstance(decorator, Expression):
+                    chain = decorator.chain.removesuffix("()")
+                    self._relate(decorator.scope, entity, "annotated_with", chain)
+        for entity, meanings in module.results.items():
+            self._types(entity, "returns", meanings)
+        for scope in module.scopes:
+            for name, meanings in (*scope.names.items(), *scope.fields.items()):
+                entity = f"{scope.owner}({name})" if scope.kind == "function" else f"{scope.prefix}{name}"
+                if entity in self.names.defined:
+                    self._types(entity, "has_type", meanings)
+        for entity, meanings in module.returned.items():
+            for meaning in meanings if entity not in module.results else ():
+                value = isinstance(meaning, Expression) and self._value(*reversed(meaning))
+                if value and value.is_instance:
+                    self._add(entity, "returns", value, meaning.chain)
+
+    def _types(self, entity: str, relation: str, meanings: list[Meaning]) -> None:
+        """What an annotation says: instances of a class."""
+        for meaning in meanings:
+            if isinstance(meaning, Expression) and meaning.chain[-1] == "!":
+                self._relate(meaning.scope, entity, relation, meaning.chain[:-1])
+            elif isinstance(meaning, Known) and meaning.value.is_instance:
+                self._add(entity, relation, meaning.value, "")
 
     def _add(self, head: str, relation: str, tail: Value | None, mention: str) -> None:
         """A new triple; none where its other end has no name, as the result of a call."""
@@ -57,9 +83,9 @@ class Build:
         elif (name := mention.rpartition(".")[2].partition("/")[0]).isidentifier():
             self.triples.add((head, relation, unresolved(name)))
 
-    def _import(self, module: Module, origin: str, name: str | None) -> None:
+    def _import(self, module: Module, origin: str, name: str) -> None:
         source = self.names.module(origin, module)
-        if name is None or name == "*" or source is None:
+        if name in ("", "*") or source is None:
             self._add(module.id, "imports", source, origin)
             return
         member = self.names.imported(origin, name, module).one
@@ -87,10 +113,6 @@ class Build:
 
     def _relate(self, scope: Scope, head: str, relation: str, chain: str) -> None:
         value = self._value(scope, chain)
-        if relation == "returns a value":
-            if value and value.is_instance:
-                self._add(head, "returns", value, chain)
-            return
         if value and value.is_instance and relation != "raises":  # `raise error` of an instance
             value = None
         if value and relation not in ("annotated_with", "imports"):

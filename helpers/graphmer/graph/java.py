@@ -52,7 +52,7 @@ _OBJECT_METHODS = {"equals", "getClass", "hashCode", "notify", "notifyAll", "toS
 # ---- what a file says: each function reads a `Node` of tree-sitter into the `Scope` that it stands in
 
 
-def read_java(content: bytes, keep_uses: bool = False) -> Module:
+def read_java(content: bytes) -> Module:
     """Raises SyntaxError with the line of the first error, and ImportError: no parser."""
     import tree_sitter
     import tree_sitter_java
@@ -66,7 +66,6 @@ def read_java(content: bytes, keep_uses: bool = False) -> Module:
     package = "".join(_text(node.named_children[-1]) for node in _children(root, "package_declaration"))
     module = Module(".".join(filter(None, (package, *map(_name, _children(root, *KINDS)[:1])))))
     module.path, module.package = module.id, package
-    module.uses = [] if keep_uses else None
     module.scope = Scope("module", package, f"{package}." if package else "", None, module)
     module.stars.append((package, 0))
     if package:
@@ -81,7 +80,7 @@ def read_java(content: bytes, keep_uses: bool = False) -> Module:
             name, module.scope.names[f"{last}/"] = owner, [ImportedModule(owner)]
         else:
             module.scope.names[last] = [ImportedModule(name)]
-        module.imports.append((name, None))
+        _mention(module.scope, "imported", f"{name}:", node)
     _read(_children(root, *KINDS), module)
     return module
 
@@ -113,12 +112,10 @@ def _read(types, module):
             inside.names |= {_text(parameter): [OPAQUE] for parameter in given.named_children or [given]}
         elif kind == "method_invocation":
             chain = _chain(node).removesuffix("()")
-            here.calls.add(chain)
             _mention(here, "called", chain, node.child_by_field_name("name"))
         elif kind == "object_creation_expression":
             written = node.child_by_field_name("type")
             made = _chain_of_type(written) or "?"
-            here.relations.append((here.owner, "instantiates", made))
             _mention(here, "called", made, written)
         elif kind in ("type_identifier", "scoped_type_identifier") and node.parent.type in _MENTIONS:
             _mention(here, _MENTIONS[node.parent.type], _chain_of_type(node) or "?", node)
@@ -131,8 +128,7 @@ def _read(types, module):
 
 
 def _mention(scope: Scope, kind: str, chain: str, node) -> None:
-    if scope.module.uses is not None:
-        scope.module.uses.append(Use(scope, kind, chain, node.start_point[0] + 1, node.end_point[1] - 1))
+    scope.module.uses.append(Use(scope, kind, chain, node.start_point[0] + 1, node.end_point[1] - 1))
 
 
 def _type(node, around):

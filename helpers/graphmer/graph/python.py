@@ -59,7 +59,8 @@ _USES_OF_VALUES = {
     ast.YieldFrom: "yielded",
     ast.DictComp: "table",
 }
-_OF_CALLS = ("with", "raised", "decorates", "awaited")  # a call in such a place is used so, too
+_OF_CALLS = ("with", "raised", "decorates", "awaited")  # a call in such a place is used so
+_OF_CALLS_ALONE = ("with", "awaited")
 
 
 def read_python(module: Module, content: bytes) -> Module:
@@ -114,7 +115,7 @@ def _mark(node: ast.AST | list | None, use: str) -> None:
             part = part.value
         if type(part) is ast.Tuple and use in ("caught", "tested"):
             _mark(part.elts, use)
-        is_used_so = type(part) in _NAMES or (type(part) is ast.Call and use in _OF_CALLS)
+        is_used_so = use in _OF_CALLS if type(part) is ast.Call else type(part) in _NAMES and use not in _OF_CALLS_ALONE
         if is_used_so and (use == "tested" or not hasattr(part, "use")):
             part.use = use
 
@@ -137,8 +138,7 @@ def _outlives(node: ast.Name | ast.Attribute, scope: Scope) -> bool:
 
 
 def _mention(scope: Scope, kind: str, chain: str, node: ast.AST) -> None:
-    if scope.module.uses is not None:
-        scope.module.uses.append(scopes.Use(scope, kind, chain, node.end_lineno, node.end_col_offset - 1))
+    scope.module.uses.append(scopes.Use(scope, kind, chain, node.end_lineno, node.end_col_offset - 1))
 
 
 def _call(node, scope, stack):
@@ -168,8 +168,6 @@ def _call(node, scope, stack):
                 words[name].add(part.arg)
             elif type(part) is ast.Constant and type(part.value) is str:
                 words[name].add(part.value)
-    if use not in ("raised", "decorates"):  # another relation of the graph says so
-        scope.calls.add(chain)
     stack += (called, *arguments, *node.keywords)
 
 
@@ -239,8 +237,8 @@ def _class_of_self(scope: Scope, name: str) -> Scope | None:
     return None
 
 
-def _bind(scope: Scope, target: ast.Name | ast.Attribute, meaning: Meaning) -> str:
-    """The entity that a name, or `self.name` in a method, is; "" of a local variable and of any other attribute."""
+def _bind(scope: Scope, target: ast.Name | ast.Attribute, meaning: Meaning) -> None:
+    """Binds a name, or `self.name` in a method; any other attribute is a store."""
     if type(target) is ast.Name:
         name, scope = target.id, scope.binder(target.id)
         scopes.bind(scope.names, name, meaning)
@@ -249,12 +247,11 @@ def _bind(scope: Scope, target: ast.Name | ast.Attribute, meaning: Meaning) -> s
         owner = _class_of_self(scope, target.value.id) if type(target.value) is ast.Name else None
         if owner is None:
             _store(scope, chain_of(target.value), name, meaning)
-            return ""
+            return
         scope = owner
         scopes.bind(scope.fields, name, meaning)
-    if scope.kind in ("function", "block"):
-        return ""
-    return scope.define("field" if scope.kind == "class" else "variable", name, _lines(target))
+    if scope.kind in ("module", "class"):
+        scope.define("field" if scope.kind == "class" else "variable", name, _lines(target))
 
 
 def _lines(node: ast.AST) -> tuple[int, int]:
@@ -306,10 +303,8 @@ def _function(node, scope, stack):
             inner.names[rest.arg] = [Expression(chain, inner)]
             inner.parameter(rest.arg, _lines(rest))
     for parameter in (*parameters, *node.args.kwonlyargs):
-        parameter_id = inner.parameter(parameter.arg, _lines(parameter))
+        inner.parameter(parameter.arg, _lines(parameter))
         inner.names[parameter.arg] = _declared(parameter.annotation, scope)
-        _relate(scope, parameter_id, "has_type", parameter.annotation)
-    _relate(scope, entity, "returns", node.returns)
     if node.returns is not None:
         module.results.setdefault(entity, _declared(node.returns, scope))
     if type(node) is ast.AsyncFunctionDef:
@@ -331,7 +326,6 @@ def _decorated(node: ast.FunctionDef | ast.ClassDef, entity: str, scope: Scope) 
     for decorator in node.decorator_list:
         module.decorators.setdefault(entity, []).append(_expression(scope, decorator))
         chain = chain_of(_called(decorator))
-        scope.relations.append((entity, "annotated_with", chain))
         if chain.rpartition(".")[2] == "wraps" and type(decorator) is ast.Call and decorator.args:
             wrapped = chain_of(decorator.args[0])
             if any(type(part) is ast.Call and chain_of(part.func) == wrapped for part in ast.walk(node)):
@@ -346,7 +340,7 @@ def _defined(kind: str, node: ast.FunctionDef | ast.ClassDef, scope: Scope) -> s
 
 def _annotation(scope: Scope, *nodes: ast.expr | None) -> None:
     """Mentions every name in annotations, also in one that is a string."""
-    for node in nodes if scope.module.uses is not None else ():
+    for node in nodes:
         for part in ast.walk(node) if node else ():
             if type(part) in _NAMES:
                 _mention(scope, "annotated", chain_of(part), part)
@@ -377,13 +371,6 @@ def _declared(annotation: ast.AST | None, scope: Scope) -> list[Meaning]:
             meaning = OPAQUE if chain[0] == "?" else Expression(chain + end, scope)
         meanings.append(meaning)
     return meanings
-
-
-def _relate(scope: Scope, entity: str, relation: str, annotation: ast.AST | None) -> None:
-    """The relation to each type that an annotation names; of `list[int]` to the outer one, of `X | None` to X."""
-    for chain in declared_types(annotation):
-        if chain not in ("?", "None", "type") and chain[-1] != "^":
-            scope.relations.append((entity, relation, chain))
 
 
 def _block(scope: Scope, body: list) -> Scope:
@@ -438,15 +425,14 @@ def _assign(node, scope, stack):
                 _store(scope, f"{key}:", ANYTHING, OPAQUE)
 
 
-def _assign_name(scope: Scope, target: ast.expr, meanings: Iterable[Meaning], value: ast.expr | None, stack) -> str:
+def _assign_name(scope: Scope, target: ast.expr, meanings: Iterable[Meaning], value: ast.expr | None, stack) -> None:
     for meaning in meanings:
-        entity = _bind(scope, target, meaning)
+        _bind(scope, target, meaning)
     _mention(scope, "written", chain_of(target), target)
     if type(target) is ast.Attribute:
         stack.append(target.value)
     elif target.id == "__all__":
         _export(scope, value)
-    return entity
 
 
 def _annotated_assign(node, scope, stack):
@@ -457,8 +443,7 @@ def _annotated_assign(node, scope, stack):
     meanings = _declared(node.annotation, scope)
     if "TypeAlias" in chain_of(node.annotation) and node.value:
         meanings.append(_meaning(node.value, scope))
-    if entity := _assign_name(scope, node.target, meanings, node.value, stack):
-        _relate(scope, entity, "has_type", node.annotation)
+    _assign_name(scope, node.target, meanings, node.value, stack)
 
 
 def _augmented_assign(node, scope, stack):
@@ -478,26 +463,15 @@ def _walrus(node, scope, stack):
 
 def _except(node, scope, stack):
     caught = node.type.elts if type(node.type) is ast.Tuple else [node.type] if node.type else []
-    for kind in caught:
-        if chain_of(kind) != "?":
-            scope.relations.append((scope.owner, "catches", chain_of(kind)))
     if node.name:
         scope.bind(node.name, _expression(scope, caught[0], "!") if len(caught) == 1 else OPAQUE)
     stack += (node.body, node.type)
-
-
-def _raise(node, scope, stack):
-    if node.exc and (chain := chain_of(_called(node.exc))) != "?":
-        scope.relations.append((scope.owner, "raises", chain))  # it says, too, that one is made
-    stack += (node.cause, node.exc)
 
 
 def _return(node, scope, stack):
     if scope.kind == "function":
         meaning = NOTHING if node.value is None else _meaning(node.value, scope)
         scopes.bind(scope.module.returned, scope.owner, meaning)
-        if isinstance(meaning, Expression):
-            scope.relations.append((scope.owner, "returns a value", meaning.chain))
     stack.append(node.value)
 
 
@@ -527,7 +501,6 @@ def _nonlocal(node, scope, stack):
 
 def _import(node, scope, stack):
     for alias in node.names:
-        scope.module.imports.append((alias.name, None))
         first = alias.name.partition(".")[0]
         scope.bind(alias.asname or first, scopes.ImportedModule(alias.name if alias.asname else first))
         _mention(scope, "imported", f"{alias.name}:", alias)
@@ -536,12 +509,11 @@ def _import(node, scope, stack):
 def _import_from(node, scope, stack):
     origin = "." * node.level + (node.module or "")
     for alias in node.names:
-        scope.module.imports.append((origin, alias.name))
+        _mention(scope, "imported", f"{origin}:{alias.name}", alias)
         if alias.name == "*":
             scope.module.stars.append((origin, node.lineno))
         else:
             scope.bind(alias.asname or alias.name, scopes.ImportedName(origin, alias.name))
-            _mention(scope, "imported", f"{origin}:{alias.name}", alias)
 
 
 def _capture(node, scope, stack):
@@ -620,7 +592,6 @@ _HANDLERS = {
     ast.AugAssign: _augmented_assign,
     ast.NamedExpr: _walrus,
     ast.ExceptHandler: _except,
-    ast.Raise: _raise,
     ast.Return: _return,
     ast.Yield: _yield,
     ast.YieldFrom: _yield,

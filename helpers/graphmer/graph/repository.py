@@ -67,6 +67,7 @@ class Repository:
             if restored is None:
                 restored = _parse(language, module, content)
                 self._kept[key] = pack(restored)
+                restored.uses = []  # they are read again where somebody asks for them
                 self._is_new = True
             self._modules[key] = restored
         self._keys[file] = key
@@ -132,7 +133,7 @@ class Repository:
             language = module.record["language"]
             empty = Module(module.id, module.path, module.is_package)
             with quiet():
-                fresh = _parse(language, empty, self.contents[file], keep_uses=True)
+                fresh = _parse(language, empty, self.contents[file])
             for use_scope, scope in zip(fresh.scopes, module.scopes, strict=True):
                 assert use_scope.owner == scope.owner
             self._mentions[file] = [use._replace(scope=module.scopes[use.scope.number]) for use in fresh.uses]
@@ -158,10 +159,9 @@ class Repository:
         return lines[line - 1].strip() if line <= len(lines) else ""
 
 
-def _parse(language: str, module: Module | None, content: bytes, keep_uses: bool = False) -> Module:
+def _parse(language: str, module: Module | None, content: bytes) -> Module:
     if language == "java":
-        return read_java(content, keep_uses)
-    module.uses = [] if keep_uses else None
+        return read_java(content)
     if language == "notebook":
         content, _ = notebook_code(content)
     return read_python(module, content)

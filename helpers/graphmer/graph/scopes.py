@@ -82,8 +82,6 @@ class Scope:
         self.kind, self.owner, self.prefix, self.parent, self.module = kind, owner, prefix, parent, module
         self.names: dict[str, list[Meaning]] = {}
         self.declared: dict[str, Scope] = {}  # global and nonlocal names
-        self.calls: set[str] = set()  # chains
-        self.relations: list[tuple] = []  # head, relation, chain
         self.self_name: str | None = None  # of a method: its first parameter
         self.hidden = False  # a block that may inherit methods which nobody looks up
         self.fields: dict[str, list[Meaning]] = {}  # of a class: what methods assign to self
@@ -148,7 +146,7 @@ class Module:
         self.scopes: list[Scope] = []
         self.scope = Scope("module", self.id, f"{self.id}.", None, self)
         self.todo: list[tuple[Scope, list]] = []  # while it is read
-        self.uses: list[Use] | None = None  # a list where every mention is to be kept
+        self.uses: list[Use] = []
         self.entities: list[Entity] = []
         self.triples: list[tuple] = []
         self.defined: dict[str, int] = {}  # position in `entities`
@@ -166,7 +164,6 @@ class Module:
         self.stores: list[tuple[Expression, str, Meaning]] = []
         # What computed names can be: strings of a definition, and the strings and keywords of calls of a name.
         self.words: dict[str, set[str]] = defaultdict(set)
-        self.imports: list[tuple[str, str | None]] = []
         self.stars: list[tuple[str, int]] = []  # origin, line
         self.exports: set[str] | None = None  # __all__, as far as it is written out
 
