@@ -8,6 +8,11 @@ from .scopes import Expression, Known, Meaning, Module, Scope, Value
 
 _CALLABLE = ("function", "method", "constructor", "test", UNKNOWN)
 _RELATIONS = {"raised": "raises", "caught": "catches"}  # of the kinds of uses
+_TELLING = {
+    "implements": "interface",
+    "raises": "exception",
+    "catches": "exception",
+}  # what a class outside of the sources is
 _METHODS = ("method", "constructor")
 _TEST_CASE = ("unittest.case.TestCase", "unittest.TestCase")
 
@@ -77,8 +82,8 @@ class Build:
         """A new triple; none where its other end has no name, as the result of a call."""
         external = self.names.external
         if tail:
-            if relation == "implements" and tail.entity in external:
-                external[tail.entity] = external[tail.entity]._replace(type="interface")
+            if relation in _TELLING and tail.entity in external and external[tail.entity].type == "class":
+                external[tail.entity] = external[tail.entity]._replace(type=_TELLING[relation])
             self.triples.add((head, relation, tail.entity))
         elif (name := mention.rpartition(".")[2].partition("/")[0]).isidentifier():
             self.triples.add((head, relation, unresolved(name)))
@@ -108,7 +113,8 @@ class Build:
         if called and chain in ("super", "type") and called.entity == f"builtins.{chain}":
             return  # they look a class up and make nothing
         kind = self.names.type_of(called.entity) if called else ""
-        relation = "instantiates" if kind in CLASSES else "calls"
+        is_class = kind in CLASSES or (not called and chain.rpartition(".")[2][:1].isupper())
+        relation = "instantiates" if is_class else "calls"
         self._add(scope.owner, relation, called if kind in (*CLASSES, *_CALLABLE) else None, chain)
 
     def _relate(self, scope: Scope, head: str, relation: str, chain: str) -> None:

@@ -192,8 +192,8 @@ def _by_name(function: str, arguments: list[ast.expr], scope: Scope) -> None:
     if written:
         _mention(scope, use, f"{chain_of(target)}.{written}", name)
     if use != "read":
-        meaning = _meaning(arguments[2], scope) if len(arguments) > 2 else OPAQUE
-        _store(scope, chain_of(target), written, meaning)
+        for meaning in _meanings(arguments[2], scope) if len(arguments) > 2 else [OPAQUE]:
+            _store(scope, chain_of(target), written, meaning)
 
 
 def _owner_of_table(table: ast.expr | None) -> str:
@@ -219,11 +219,14 @@ def _expression(scope: Scope, node: ast.AST, end: str = "") -> Meaning:
     return OPAQUE if chain[0] == "?" else Expression(chain + end, scope)
 
 
-def _meaning(value: ast.AST, scope: Scope) -> Meaning:
-    """What a name is bound to by `name = value`."""
+def _meanings(value: ast.AST, scope: Scope) -> list[Meaning]:
+    """What a name may be bound to by `name = value`."""
+    if type(value) in (ast.BoolOp, ast.IfExp):
+        parts = value.values if type(value) is ast.BoolOp else (value.body, value.orelse)
+        return [meaning for part in parts for meaning in _meanings(part, scope)]
     if type(value) is ast.Constant and value.value is None:
-        return NOTHING
-    return _expression(scope, value)
+        return [NOTHING]
+    return [_expression(scope, value)]
 
 
 def _class_of_self(scope: Scope, name: str) -> Scope | None:
@@ -414,13 +417,13 @@ def _assign(node, scope, stack):
     stack.append(node.value)
     for target in getattr(node, "targets", None) or [node.name]:  # of `type X = ...` one name
         if type(target) in _NAMES:
-            _assign_name(scope, target, [_meaning(node.value, scope)], node.value, stack)
+            _assign_name(scope, target, _meanings(node.value, scope), node.value, stack)
             continue
         stack.append(target)
         if type(target) is ast.Subscript:
             key = str(target.slice.value) if type(target.slice) is ast.Constant else ""
             if owner := _owner_of_table(target.value):
-                _store(scope, owner, key, _meaning(node.value, scope))
+                _store(scope, owner, key, _expression(scope, node.value))
             elif key and chain_of(target.value) == "sys.modules":
                 _store(scope, f"{key}:", ANYTHING, OPAQUE)
 
@@ -442,7 +445,7 @@ def _annotated_assign(node, scope, stack):
         return
     meanings = _declared(node.annotation, scope)
     if "TypeAlias" in chain_of(node.annotation) and node.value:
-        meanings.append(_meaning(node.value, scope))
+        meanings += _meanings(node.value, scope)
     _assign_name(scope, node.target, meanings, node.value, stack)
 
 
@@ -456,7 +459,8 @@ def _walrus(node, scope, stack):
     outer = scope
     while outer.kind == "block":
         outer = outer.parent
-    _bind(outer, node.target, _meaning(node.value, scope))
+    for meaning in _meanings(node.value, scope):
+        _bind(outer, node.target, meaning)
     _mention(scope, "written", node.target.id, node.target)
     stack.append(node.value)
 
@@ -470,8 +474,8 @@ def _except(node, scope, stack):
 
 def _return(node, scope, stack):
     if scope.kind == "function":
-        meaning = NOTHING if node.value is None else _meaning(node.value, scope)
-        scopes.bind(scope.module.returned, scope.owner, meaning)
+        for meaning in _meanings(node.value, scope) if node.value else [NOTHING]:
+            scopes.bind(scope.module.returned, scope.owner, meaning)
     stack.append(node.value)
 
 

@@ -136,12 +136,16 @@ class Resolver:
                 scope = target.scope
                 is_module = target.chain == THIS_MODULE
                 owners = only(Value(module.id)) if is_module else self.value(scope, target.chain)
-                is_any = name in (ANYTHING, "__class__") or (not name and scope.reads_members)
+                is_any = name == ANYTHING or (not name and scope.reads_members)
                 names = [name] if name else self._computed_names(scope)
                 for owner in owners.values:
+                    if name == "__class__":
+                        kinds = self._meanings([meaning], module)
+                        below = (owner.entity, *self.subclasses(owner.entity))
+                        is_any = not kinds.complete or any(kind.entity not in below for kind in kinds.values)
                     if is_any:
                         self.tainted.add(owner.entity)
-                    elif owner.entity in self.defined:
+                    elif owner.entity in self.defined and name != "__class__":
                         for word in names:
                             self._store(owner, word, meaning)
                 if not owners.complete:
