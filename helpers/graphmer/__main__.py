@@ -64,7 +64,7 @@ def _search(options: argparse.Namespace) -> None:
     from .search import search
 
     hits = search(options.repository, options.question, model=options.model, most=options.most)
-    rows = [hit._asdict() | {"score": round(hit.score, 3)} for hit in hits]
+    rows = [hit._asdict() for hit in hits]
     unread = cached_graph(options.repository).manifest["failed"]
     if options.json:
         print(json.dumps({"hits": rows, "unread": unread}))
@@ -85,12 +85,10 @@ def _show_unread(failed: Sequence[dict], most: int) -> None:
 
 
 def _show(rows: Sequence[dict], caption: str) -> None:
-    """Prints rows as a table. `helpers.show` would load pandas, which takes longer than an answer from a kept graph."""
-    lines = [list(map(str, row)) for row in (rows[0], *(row.values() for row in rows))] if rows else []
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    """Prints a line for each row. `helpers.show` would load pandas, which takes longer than an answer from a kept graph."""
     print(caption)
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    for row in rows:
+        print("  ".join(str(value) for value in row.values() if value != ""))
 
 
 if __name__ == "__main__":

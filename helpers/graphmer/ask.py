@@ -22,7 +22,7 @@ from .graph.extraction import load_graph
 from .graph.knowledge_graph import Entity, KnowledgeGraph, unresolved
 from .graph.repository import Repository
 from .graph.resolution import Resolver, Targets, join, only
-from .graph.scopes import Expression, ImportedName, Meaning, Module, Scope, Use, Value
+from .graph.scopes import Expression, ImportedName, Module, Scope, Use, Value
 
 KNOWN = "known"
 OVERRIDDEN = "overridden"
@@ -76,7 +76,6 @@ class Asked:
 
     def __init__(self, repository: str | Path):
         self.repository = Repository(repository)
-        self._scripts: dict[str, Any] = {}  # jedi's, by file
 
     @cached_property
     def graph(self) -> KnowledgeGraph:
@@ -170,11 +169,10 @@ class Asked:
         words_of = self._words(resolver, entities)
         name = entities[0].name
         sites = []
-        for file in self.repository.modules if name == "__call__" else words_of:
-            words = words_of.get(file, ())
+        for file, words in words_of.items():
             for use in self.repository.mentions(file):
                 last = re.split(r"[/()!~]", use.chain.rpartition(".")[2].rpartition(":")[2], maxsplit=1)[0]
-                if last in words or last == "cls" or name == "__call__":
+                if last in words or last == "cls":
                     site = self._site(resolver, use, entities, file, is_named=last == name)
                     if site:
                         sites.append(site)
@@ -216,8 +214,6 @@ class Asked:
         targets = resolver.mentioned(use.scope, use.chain)
         if entity.name == "__init__":
             return targets.each(lambda value: self._constructor(resolver, value))
-        if entity.name == "__call__":
-            return targets.each(lambda value: resolver.member(value, "__call__") if value.is_instance else only(value))
         return targets
 
     def _constructor(self, resolver: Resolver, value: Value) -> Targets:
@@ -280,16 +276,13 @@ class Asked:
 
     def _texts(self, group: list[str]) -> Iterator[Site]:
         """Lines with the word of a name that no other answer has: in strings, in comments, or as another thing's name."""
-        resolver, entity = self.repository.entities[group[0]]
+        _, entity = self.repository.entities[group[0]]
         word = re.compile(rf"\b{re.escape(entity.name)}\b")
-        definitions = {
-            (self.repository.files.get((resolver, one.module)), one.line)
-            for _, one in map(self.repository.entities.get, group)
-        }
+        definitions = [self._defined_at(name) for name in group]
         for file in self.repository.files_with({entity.name}):
             _, module = self.repository.modules[file]
             for number, line in enumerate(self.repository.lines(file), 1):
-                if word.search(line) and (file, number) not in definitions:
+                if word.search(line) and self.repository.place(file, number) not in definitions:
                     yield Site(module.id, OPEN, "text", file, number, 0)
 
     # ---- what is inferred
@@ -384,30 +377,23 @@ def _is_read(resolver: Resolver, entity: Entity) -> bool:
 
 def _add_aliases(module: Module, names: set[str]) -> set[str]:
     """Adds the names that assignments, imports and `return` make other names of the same; returns those that other files see."""
-    bindings = [
-        (name, meaning, scope.kind in ("module", "class"))
-        for scope in module.scopes
-        for name, meaning in _bound(scope.names)
-    ]
-    bindings += [(name, meaning, True) for scope in module.scopes for name, meaning in _bound(scope.fields)]
-    bindings += [(name.rpartition(".")[2], meaning, True) for name, meaning in _bound(module.returned)]
-    bindings += [(name, meaning, True) for _, name, meaning in module.stores if name]
+    aliases = [(name, meaning, True) for _, name, meaning in module.stores]
+    tables = [(module.returned, True)]
+    for scope in module.scopes:
+        tables += [(scope.names, scope.kind in ("module", "class")), (scope.fields, True)]
+    for table, is_seen in tables:
+        for name, meanings in table.items():
+            aliases += [(name.rpartition(".")[2], meaning, is_seen) for meaning in meanings]
     exported, before = set(), 0
     while before < len(names):
         before = len(names)
-        for name, meaning, is_seen in bindings:
-            source = meaning.chain.rpartition(".")[2] if isinstance(meaning, Expression) else meaning.name
-            if source in names and source != name:
-                names.add(name)
-                exported |= {name} if is_seen else set()
-    return exported
-
-
-def _bound(table: dict[str, list[Meaning]]) -> Iterator[tuple[str, Expression | ImportedName]]:
-    for name, meanings in table.items():
-        for meaning in meanings:
+        for name, meaning, is_seen in aliases:
             if isinstance(meaning, Expression | ImportedName):
-                yield name, meaning
+                source = meaning.name if isinstance(meaning, ImportedName) else meaning.chain.rpartition(".")[2]
+                if name and source in names and source != name:
+                    names.add(name)
+                    exported |= {name} if is_seen else set()
+    return exported
 
 
 def _more(mentioned: str, line: int) -> str:
