@@ -447,9 +447,9 @@ def references(packages: Packages, package: Path, files: list[str], most: int) -
 
     asked, server = Asked(package), Basedpyright(package, packages.python)
     places = {}
-    for name, (names, entity) in sorted(asked.repository.entities.items()):
+    for name, (_, entity) in sorted(asked.repository.entities.items()):
         is_code = entity.type in ("function", "method", "class", "exception") and "#" not in name
-        file = str(package / asked.repository.files.get((names, entity.module), ""))
+        file = str(package / asked.repository.files.get(entity.module, ""))
         if is_code and "<" not in name and not entity.name.startswith("__") and file in files:
             places[name] = (file, entity.line, entity.name)
     counts, missing, kinds, ours_alone, seconds = Counter(), [], Counter(), 0, 0.0

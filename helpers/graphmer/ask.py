@@ -205,8 +205,7 @@ class Asked:
         kind = use.kind
         if _is_read(resolver, entities[0]) and kind not in _OF_VARIABLES:
             kind = "read"
-        name = self.repository.names.get((resolver, use.scope.owner), use.scope.owner)
-        return Site(name, status, kind, file, use.line, use.column, could_be)
+        return Site(use.scope.owner, status, kind, file, use.line, use.column, could_be)
 
     def _targets(self, resolver: Resolver, use: Use, entity: Entity) -> Targets:
         if use.kind in ("written", "deleted") or _is_read(resolver, entity):
@@ -317,7 +316,7 @@ class Asked:
 
     def _called(self, name: str) -> Iterator[Site]:
         resolver, entity = self.repository.entities[name]
-        file = self.repository.files.get((resolver, entity.module))
+        file = self.repository.files.get(entity.module)
         for use in self.repository.mentions(file) if file else ():
             if use.scope.owner != entity.id or use.kind not in CALLS:
                 continue
@@ -328,9 +327,8 @@ class Asked:
             if not targets.complete and last.isidentifier():
                 yield Site(unresolved(last), OPEN, *place, _some(self._candidates(last)))
             for value in values if targets.complete else ():
-                shown = self.repository.names.get((resolver, value), value)
                 others = [other for other in values if other != value]
-                yield Site(shown, ONE_OF if others else KNOWN, *place, _some(others))
+                yield Site(value, ONE_OF if others else KNOWN, *place, _some(others))
 
     def _impact(self, group: list[str], sites: list[Site]) -> list[Answer]:
         """All that reach it, each by the fewest uses; what is not proved is not followed."""
@@ -365,8 +363,8 @@ class Asked:
         return sorted(answers.values(), key=lambda answer: (STATUSES.index(answer.status), answer.kind not in CALLS))
 
     def _defined_at(self, name: str) -> str:
-        resolver, entity = self.repository.entities.get(name, (None, None))
-        file = self.repository.files.get((resolver, entity.module)) if entity else None
+        _, entity = self.repository.entities.get(name, (None, None))
+        file = self.repository.files.get(entity.module) if entity else None
         return self.repository.place(file, entity.line) if file and entity.line else ""
 
 

@@ -230,7 +230,7 @@ def test_a_file_that_changes_is_read_again_at_the_next_question(tmp_path):
 
 def test_jedi_infers_what_the_sources_leave_open(tmp_path):
     pytest.importorskip("jedi")
-    text = "class A:\n    def go(self): pass\n\ndef make(kind):\n    return A() if kind else A()\n\nmake(1).go()\n"
+    text = "class A:\n    def go(self): pass\n\ndef use(a):\n    a.go()\n\nuse(A())\n"
     write(tmp_path / "code", {"m.py": text})
     answers = Asked(tmp_path / "code").answers
     assert [answer.status for answer in answers("A.go", "called_by", infer=False)] == ["open"]

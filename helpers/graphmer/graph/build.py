@@ -39,7 +39,6 @@ class Build:
             if entity.id not in self.modules or entity.id == module.id  # `ndbm = None` where importing it failed
         ]
         self.entities = [*entities, *names.external.values()]
-        self.defined = {each.id for each in entities if each.type != "package"}
 
     def _module(self, module: Module) -> None:
         self.triples |= {*module.triples}

@@ -11,14 +11,14 @@ from pathlib import Path
 from .build import Build
 from .imports import Imports
 from .java import JavaResolver, read_java
-from .knowledge_graph import DEFINED, Entity, KnowledgeGraph, build_graph
+from .knowledge_graph import DEFINED, KnowledgeGraph, build_graph
 from .python import read_python
 from .resolution import Resolver
 from .scopes import Module
 from .sources import NO_PARSER, Sources, find_sources, standard_library
 
 SAMPLE = "sample"
-Reader = Callable[[str, str, Module | None, bytes], Module]
+Reader = Callable[[str, str, Module, bytes], Module]
 
 
 def load_graph(data_source: str | Path) -> KnowledgeGraph:
@@ -38,24 +38,25 @@ def folder_of(data_source: str | Path) -> Path:
 
 def _graph(data_source: str | Path, sources: Sources) -> KnowledgeGraph:
     with quiet():
-        resolvers = read_modules(data_source, sources, _read)
-        builds = {label: Build(resolver) for label, resolver in resolvers.items()}
-        entities, triples = _merged(builds)
+        builds = [Build(resolver) for resolver in read_modules(data_source, sources, _read)]
+        entities = [entity for build in builds for entity in build.entities]
+        entities.sort(key=lambda entity: entity.status != DEFINED)
+        triples = set().union(*(build.triples for build in builds))
         return build_graph(entities, triples, {"files": sources.read, "failed": sources.failed})
 
 
-def _read(language: str, file: str, module: Module | None, content: bytes) -> Module:
-    return read_java(content) if language == "java" else read_python(module, content)
+def _read(language: str, file: str, module: Module, content: bytes) -> Module:
+    return read_java(content, module.label) if language == "java" else read_python(module, content)
 
 
-def read_modules(data_source: str | Path, sources: Sources, read: Reader) -> dict[str, Resolver]:
+def read_modules(data_source: str | Path, sources: Sources, read: Reader) -> list[Resolver]:
     """Resolvers of all files; each answers for the files of one language, in Java also of one of several folders.
 
-    read: makes a module of a language, a path, an empty module (of Java none) and the content of a file.
+    read: makes a module of a language, a path, an empty module and the content of a file.
     """
     if not sources.files:
         raise ValueError(f'data_source={str(data_source)!r}: no .py and no .java file; use "sample" or another folder')
-    resolvers = {"": _python(sources, read)} | _java(sources, read)
+    resolvers = [_python(sources, read), *_java(sources, read)]
     unparsed = sum(failure["error"].startswith(NO_PARSER) for failure in sources.failed)
     message = f"data_source={str(data_source)!r}: its Java files ({unparsed}) cannot be read. {NO_PARSER}"
     if not sources.read:
@@ -104,43 +105,29 @@ def _python(sources: Sources, read: Reader) -> Resolver:
     return Resolver(modules, imports)
 
 
-def _java(sources: Sources, read: Reader) -> dict[str, Resolver]:
-    """All files together; where two folders define one type, those of each by themselves."""
-    roots: dict[str, list[Module]] = defaultdict(list)
+def _java(sources: Sources, read: Reader) -> Iterator[Resolver]:
+    """All files together; where two projects define one type, those of each by themselves, their names behind that of its folder."""
+    projects: dict[str, list[Module]] = defaultdict(list)
     for file in sources.files:
-        if not file.endswith(".java"):
-            continue
-        module = sources.parse(file, "java", partial(read, "java", file, None))
+        module = _java_module(sources, read, file, "") if file.endswith(".java") else None
         if module and module.id:
             root = f"/{file}".rpartition("/")[0] + "/"
             below = f"{module.package.replace('.', '/')}/" if module.package else ""
-            roots[root.removesuffix(below).partition("/src/")[0].strip("/")].append(module)
-    count = Counter(name for modules in roots.values() for name in {module.id for module in modules})
-    resolvers, shared = {}, []
-    for root, modules in roots.items():
-        if any(count[module.id] > 1 for module in modules):
-            resolvers[root] = JavaResolver(modules)
-        else:
+            projects[root.removesuffix(below).partition("/src/")[0].strip("/")].append(module)
+    count = Counter(name for modules in projects.values() for name in {module.id for module in modules})
+    shared = []
+    for project, modules in projects.items():
+        if all(count[module.id] == 1 for module in modules):
             shared += modules
-    return {"java": JavaResolver(shared)} | resolvers
+            continue
+        for module in modules:
+            sources.read.remove(module.record)
+        files = [module.record["path"] for module in modules]
+        yield JavaResolver([_java_module(sources, read, file, f"{project}:") for file in files])
+    yield JavaResolver(shared)
 
 
-class _Names(dict):
-    """Other names of some things; all else keeps its own."""
-
-    def __missing__(self, name: str) -> str:
-        return name
-
-
-def _merged(builds: dict[str, Build]) -> tuple[list[Entity], set[tuple[str, str, str]]]:
-    """All parts; what two of them define under one name is two things, and says which part it is of."""
-    count = Counter(name for build in builds.values() for name in build.defined)
-    entities, triples = [], set()
-    for label, build in builds.items():
-        new = _Names({name: f"{label}:{name}" for name in build.defined if label and count[name] > 1})
-        for module in build.modules.values():
-            module.record["module"] = new[module.id]
-        entities += [each._replace(id=new[each.id], module=new[each.module]) for each in build.entities]
-        triples |= {(new[head], relation, new[tail]) for head, relation, tail in build.triples}
-    entities.sort(key=lambda entity: entity.status != DEFINED)
-    return entities, triples
+def _java_module(sources: Sources, read: Reader, file: str, label: str) -> Module | None:
+    empty = Module("")
+    empty.label = label
+    return sources.parse(file, "java", partial(read, "java", file, empty))

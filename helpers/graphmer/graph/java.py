@@ -52,8 +52,8 @@ _OBJECT_METHODS = {"equals", "getClass", "hashCode", "notify", "notifyAll", "toS
 # ---- what a file says: each function reads a `Node` of tree-sitter into the `Scope` that it stands in
 
 
-def read_java(content: bytes) -> Module:
-    """Raises SyntaxError with the line of the first error, and ImportError: no parser."""
+def read_java(content: bytes, label: str) -> Module:
+    """label: before the names of all that the file defines. Raises SyntaxError with the line of the first error, and ImportError: no parser."""
     import tree_sitter
     import tree_sitter_java
 
@@ -64,12 +64,13 @@ def read_java(content: bytes) -> Module:
             wrong = inside[0]
         raise SyntaxError("invalid syntax", ("", wrong.start_point[0] + 1, None, None))
     package = "".join(_text(node.named_children[-1]) for node in _children(root, "package_declaration"))
-    module = Module(".".join(filter(None, (package, *map(_name, _children(root, *KINDS)[:1])))))
-    module.path, module.package = module.id, package
-    module.scope = Scope("module", package, f"{package}." if package else "", None, module)
+    module = Module(label + ".".join(filter(None, (package, *map(_name, _children(root, *KINDS)[:1])))))
+    module.path, module.package, module.label = module.id, package, label
+    owner = label + package
+    module.scope = Scope("module", owner, f"{owner}." if package else label, None, module)
     module.stars.append((package, 0))
     if package:
-        module.entities.append(Entity(package, "package", package.rpartition(".")[2], module=package))
+        module.entities.append(Entity(owner, "package", package.rpartition(".")[2], module=owner))
     for node in _children(root, "import_declaration"):
         *words, said = _text(node).rstrip("; ").split()
         name = said.removesuffix(".*")
@@ -254,12 +255,13 @@ class JavaResolver(Resolver):
     no_base, beyond, bases_are_ordered = (), (), False
 
     def __init__(self, modules: list[Module]):
+        self.label = modules[0].label if modules else ""
         super().__init__({f"{module.id} {number}": module for number, module in enumerate(modules)}, Imports((), ()))
 
     def module(self, name: str, importer: Module | None = None) -> Value:
         """A type or a package by its full name; outside of the sources a capital tells which of them it is."""
-        if name in self.classes:
-            return Value(name)
+        if self.label + name in self.classes:
+            return Value(self.label + name)
         return self._outside(name, "class" if name.rpartition(".")[2][:1].isupper() else "package")
 
     def _name(self, scope: Scope, name: str) -> Targets:
@@ -287,9 +289,10 @@ class JavaResolver(Resolver):
             imported = self._meanings(module.scope.names[method], module)
             return imported.each(lambda owner: self._attribute(owner, name))
         for origin, _ in module.stars:
-            if origin in self.classes and name in self.classes[origin].names:
-                return self.member(Value(origin), name)
-            full = f"{origin}.{name}" if origin else name
+            imported_from = self.label + origin
+            if imported_from in self.classes and name in self.classes[imported_from].names:
+                return self.member(Value(imported_from), name)
+            full = f"{imported_from}.{name}" if origin else imported_from + name
             if full in self.classes:
                 return only(Value(full))
         if "/" in name:

@@ -11,7 +11,6 @@ import os
 import re
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 from .extraction import SAMPLE, folder_of, quiet, read_modules
@@ -55,10 +54,10 @@ class Repository:
             self._keep()
         self._state = state
 
-    def _read(self, language: str, file: str, module: Module | None, content: bytes) -> Module:
+    def _read(self, language: str, file: str, module: Module, content: bytes) -> Module:
         """What a file defines, from memory, from the cache or from the file itself."""
         self.contents[file] = content
-        identity = f"{file}\n{module.id if module else ''}\n{module and module.is_package}\n"
+        identity = f"{file}\n{module.id}\n{module.is_package}\n{module.label}\n"
         key = hashlib.sha256(identity.encode() + content).hexdigest()
         if key not in self._modules:
             restored = None
@@ -74,24 +73,16 @@ class Repository:
         return self._modules[key]
 
     def _list(self) -> None:
-        """Definitions by the names that people use: what two parts define under one name says which part it is of."""
-        defined = {
-            label: {entity.id for entity in resolver.defined.values() if entity.type != "package"}
-            for label, resolver in self.resolvers.items()
-        }
-        count = Counter(name for names in defined.values() for name in names)
+        """Definitions by their names, modules by their files, and files of modules."""
         self.entities: dict[str, tuple[Resolver, Entity]] = {}
-        self.modules: dict[str, tuple[Resolver, Module]] = {}  # by file
-        self.names: dict[tuple[Resolver, str], str] = {}
-        self.files: dict[tuple[Resolver, str], str] = {}  # of modules
-        for label, resolver in self.resolvers.items():
+        self.modules: dict[str, tuple[Resolver, Module]] = {}
+        self.files: dict[str, str] = {}
+        for resolver in self.resolvers:
             for module in resolver.modules.values():
                 self.modules[module.record["path"]] = (resolver, module)
-                self.files[resolver, module.id] = module.record["path"]
+                self.files[module.id] = module.record["path"]
             for name, entity in resolver.defined.items():
-                shown = f"{label}:{name}" if label and count[name] > 1 else name
-                self.names[resolver, name] = shown
-                self.entities.setdefault(shown, (resolver, entity))
+                self.entities.setdefault(name, (resolver, entity))
 
     def _keep(self) -> None:
         used = {*self._keys.values()}
@@ -108,11 +99,7 @@ class Repository:
         """All definitions, without the relations between them."""
         files = [file for file in self.sources.read if file["language"] != "notebook"]
         modules = {file["module"] for file in files}
-        entities = {}
-        for name, (resolver, entity) in sorted(self.entities.items()):
-            if entity.module in modules:
-                module = self.names.get((resolver, entity.module), entity.module)
-                entities[name] = entity._replace(id=name, module=module)
+        entities = {name: entity for name, (_, entity) in sorted(self.entities.items()) if entity.module in modules}
         return KnowledgeGraph(entities, (), {"files": files, "failed": self.failed})
 
     def files_with(self, words: set[str]) -> list[str]:
@@ -132,6 +119,7 @@ class Repository:
             _, module = self.modules[file]
             language = module.record["language"]
             empty = Module(module.id, module.path, module.is_package)
+            empty.label = module.label
             with quiet():
                 fresh = _parse(language, empty, self.contents[file])
             for use_scope, scope in zip(fresh.scopes, module.scopes, strict=True):
@@ -159,9 +147,9 @@ class Repository:
         return lines[line - 1].strip() if line <= len(lines) else ""
 
 
-def _parse(language: str, module: Module | None, content: bytes) -> Module:
+def _parse(language: str, module: Module, content: bytes) -> Module:
     if language == "java":
-        return read_java(content)
+        return read_java(content, module.label)
     if language == "notebook":
         content, _ = notebook_code(content)
     return read_python(module, content)

@@ -141,7 +141,7 @@ class Module:
 
     def __init__(self, name: str, path: str = "", is_package: bool = False):
         self.id, self.path, self.is_package = name, path, is_package
-        self.package = ""  # of a Java file
+        self.package = self.label = ""  # of a Java file; label: before all its names
         self.record: dict = {}  # of the file, in the graph's manifest
         self.scopes: list[Scope] = []
         self.scope = Scope("module", self.id, f"{self.id}.", None, self)
@@ -171,7 +171,7 @@ class Module:
 # ---- as JSON, for the cache
 
 _KEPT = (
-    "id", "path", "is_package", "package", "record", "scope", "entities", "classes", "results", "returned", "first", "wrappers",
+    "id", "path", "is_package", "package", "label", "record", "scope", "entities", "classes", "results", "returned", "first", "wrappers",
     "asynchronous", "decorators", "stores", "words", "stars", "exports",
 )  # fmt: skip
 _KEPT_OF_SCOPES = (
