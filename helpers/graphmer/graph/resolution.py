@@ -140,9 +140,8 @@ class Resolver:
                 names = [name] if name else self._computed_names(scope)
                 for owner in owners.values:
                     if name == "__class__":
-                        kinds = self._meanings([meaning], module)
-                        below = (owner.entity, *self.subclasses(owner.entity))
-                        is_any = not kinds.complete or any(kind.entity not in below for kind in kinds.values)
+                        kind = self._meanings([meaning], module).one
+                        is_any = kind is None or kind.entity != owner.entity
                     if is_any:
                         self.tainted.add(owner.entity)
                     elif owner.entity in self.defined and name != "__class__":
