@@ -56,26 +56,23 @@ class Build:
                 if isinstance(decorator, Expression):
                     chain = decorator.chain.removesuffix("()")
                     self._relate(decorator.scope, entity, "annotated_with", chain)
-        for entity, meanings in module.results.items():
+        for entity, meanings in (module.returned | module.results).items():
             self._types(entity, "returns", meanings)
         for scope in module.scopes:
-            for name, meanings in (*scope.names.items(), *scope.fields.items()):
+            for name, meanings in (scope.names | scope.fields).items():
                 entity = f"{scope.owner}({name})" if scope.kind == "function" else f"{scope.prefix}{name}"
                 if entity in self.names.defined:
                     self._types(entity, "has_type", meanings)
-        for entity, meanings in module.returned.items():
-            for meaning in meanings if entity not in module.results else ():
-                value = isinstance(meaning, Expression) and self._value(*reversed(meaning))
-                if value and value.is_instance:
-                    self._add(entity, "returns", value, meaning.chain)
 
     def _types(self, entity: str, relation: str, meanings: list[Meaning]) -> None:
-        """What an annotation says: instances of a class."""
+        """What an annotation says, and of a function without one the classes of what it returns."""
         for meaning in meanings:
             if isinstance(meaning, Expression) and meaning.chain[-1] == "!":
                 self._relate(meaning.scope, entity, relation, meaning.chain[:-1])
-            elif isinstance(meaning, Known) and meaning.value.is_instance:
-                self._add(entity, relation, meaning.value, "")
+            elif relation == "returns" and isinstance(meaning, Expression | Known):
+                value = self.names.meaning(meaning, self.names.module_of[entity]).one
+                if value and value.is_instance:
+                    self._add(entity, relation, value, "")
 
     def _add(self, head: str, relation: str, tail: Value | None, mention: str) -> None:
         """A new triple; none where its other end has no name, as the result of a call."""

@@ -254,9 +254,9 @@ class Resolver:
         return looking
 
     def _meanings(self, meanings: Iterable[Meaning], module: Module) -> Targets:
-        return join([self._meaning(meaning, module) for meaning in meanings if meaning is not NOTHING])
+        return join([self.meaning(meaning, module) for meaning in meanings if meaning is not NOTHING])
 
-    def _meaning(self, meaning: Meaning, module: Module) -> Targets:
+    def meaning(self, meaning: Meaning, module: Module) -> Targets:
         if isinstance(meaning, Known):
             value = meaning.value
             complete = value.is_instance or not value.exact or self.passes(value.entity) > 0
