@@ -22,7 +22,7 @@ from .graph.extraction import load_graph
 from .graph.knowledge_graph import Entity, KnowledgeGraph, unresolved
 from .graph.repository import Repository
 from .graph.resolution import Resolver, Targets, join, only
-from .graph.scopes import Expression, ImportedName, Module, Scope, Use, Value
+from .graph.scopes import Expression, ImportedName, Known, Module, Scope, Use, Value
 
 KNOWN = "known"
 OVERRIDDEN = "overridden"
@@ -234,21 +234,18 @@ class Asked:
         return not is_local and entities[0].type not in ("method", "field")
 
     def _fits_java(self, resolver: Resolver, use: Use, entity: Entity, before: str, last: str) -> bool:
-        name, _, count = last.partition("/")
-        owner, _, signature = entity.id.rpartition(")")[0].partition("(")
-        parameters = signature.split(",") if signature else []
-        most = 99 if signature.endswith("...") else len(parameters)
-        least = len(parameters) - (most == 99)
-        if count.isdigit() and not least <= int(count) <= most:
+        owner = resolver.classes.get(entity.id.partition("(")[0].rpartition(".")[0])
+        if owner is None or not (last.endswith("*") or Known(Value(entity.id)) in owner.names.get(last, ())):
             return False
-        if not before:  # inherited or imported methods are resolved; a nameless class may inherit from anything
-            scope: Scope | None = use.scope
-            while scope and not scope.hidden:
-                scope = scope.parent
-            return scope is not None
-        scope = resolver.classes.get(owner.rpartition(".")[0])
-        is_virtual = scope is not None and f"{name}({signature})" in scope.names
-        return is_virtual and not re.fullmatch(r"[A-Z]\w*", before)
+        if before:
+            is_virtual = entity.id.removeprefix(owner.prefix) in owner.names
+            return is_virtual and not re.fullmatch(r"[A-Z]\w*", before)
+        scope: Scope | None = (
+            use.scope
+        )  # inherited or imported methods are resolved; a nameless class may inherit from anything
+        while scope and not scope.hidden:
+            scope = scope.parent
+        return scope is not None
 
     def _words(self, resolver: Resolver, entities: list[Entity]) -> dict[str, set[str]]:
         """File -> the names under which definitions are used there: their own, those of classes that a constructor makes, aliases."""

@@ -122,8 +122,6 @@ class Repository:
             empty.label = module.label
             with quiet():
                 fresh = _parse(language, empty, self.contents[file])
-            for use_scope, scope in zip(fresh.scopes, module.scopes, strict=True):
-                assert use_scope.owner == scope.owner
             self._mentions[file] = [use._replace(scope=module.scopes[use.scope.number]) for use in fresh.uses]
         return self._mentions[file]
 
