@@ -42,8 +42,8 @@ class Answer(NamedTuple):
     """Another end of the relation.
 
     status: "known", the sources prove it · "overridden", they prove a call of the method that this one overrides, or is
-        overridden by · "one of", it is this or one of those in `could_be` · "inferred", nothing else has this name, which is of
-        several words, or jedi says so · "open", they name it there, and do not prove what is meant.
+        overridden by · "one of", it is this or one of those in `could_be` · "inferred", nothing but it and what overrides it has
+        this name, which is of several words, or jedi says so · "open", they name it there, and do not prove what is meant.
     kind: how it is used: "called", "decorates", "raised", "passed" and so on; "text" for a word that is no name of the language.
     steps: uses in between, and one more. defined: file:line of its definition. mentioned: file:line of each mention.
     source: the line of the first mention. could_be: what else may be meant.
@@ -286,8 +286,9 @@ class Asked:
     def _inferred(self, group: list[str], sites: list[Site]) -> Iterator[Site]:
         """The sites; open ones that are likely of the asked name are inferred. jedi is asked for three seconds at most."""
         definitions = [self._defined_at(name) for name in group]
-        word = self.repository.entities[group[0]][1].name
-        is_only_one = len(code_words(word)) > 1 and {*self._candidates(word)} <= {*group}
+        resolver, entity = self.repository.entities[group[0]]
+        family = {below for name in group for below in (name, *resolver.overriders(name))}
+        is_only_one = len(code_words(entity.name)) > 1 and family.issuperset(self._candidates(entity.name))
         scripts: dict[str, Any] = {}
         end = time.monotonic() + _INFERENCE_SECONDS
         for site in sites:
