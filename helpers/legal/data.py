@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import json
 import random
 import re
@@ -29,20 +30,30 @@ CONVERSATIONS = ("messages", "conversations", "conversation")
 QUESTIONS = ("question", "prompt", "query")
 TEXTS = ("context", "input", "text", "sentence")  # before a question, after an instruction, or alone
 ANSWERS = ("answer", "completion", "response", "output", "label")
-SECTIONS = {  # of a chain-of-thought record, in the order in which they are written: columns, heading
-    "topic": ("topic",),
-    "difficulty": ("difficulty",),
-    "reasoning": ("reasoning", "reasoning_content", "thinking", "rationale"),
-    "answer": (),
-    "case_citation": ("case_citation", "citation"),
+REASONING = (
+    "reasoning",
+    "reasoning_content",
+    "thinking",
+    "rationale",
+    "chain_of_thought",
+    "cot",
+)  # also keys of a message
+REASONING_KEY = "reasoning_content"  # of a message
+ROLES = {
+    "system": ("developer",),
+    "user": ("human",),
+    "assistant": ("gpt", "bot", "model", "chatgpt", "function_call", "tool_call"),
+    "tool": ("function", "observation", "ipython", "function_response", "tool_response", "tool_result"),
 }
-IN_ONE_LINE = ("topic", "difficulty")  # with their heading
-ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "chatgpt": "assistant"}
+ROLE_OF = {name: role for role, names in ROLES.items() for name in (role, *names)}
+CALLING = ("function_call", "tool_call")  # roles whose text is a call
+FEWEST = 10  # records: one to test, one to validate, the others to train
 TEXT = str | int | float
 FORMS = (
     "`messages` (or ShareGPT's `conversations`), or a question (`question`, `instruction`, `prompt` or `text`) and an answer "
     "(`answer`, `completion`, `response`, `output` or `label`)"
 )
+NO_MESSAGE = "a message must be an object with a `role`, and a text as its `content`"
 NOTHING = (None, "", [], {})
 PLACEHOLDERS = frozenset(("n/a", "na", "nan", "none", "null"))  # of an empty section; an answer "None" is an answer
 
@@ -53,8 +64,6 @@ class Record:
 
     id: str
     messages: tuple[dict[str, Any], ...]  # as a chat template takes them; the last is the assistant's
-    answer: str  # what is graded: the last message, or its section `### Answer:`
-    sections: tuple[str, ...] = ()  # keys of SECTIONS in the last message; none: it is the answer alone
     tools: tuple[dict[str, Any], ...] | None = None
     group: str = ""  # document that the record belongs to
     first_learned: int = 0  # assistant messages before this one are a prompt
@@ -63,11 +72,27 @@ class Record:
     @property
     def question(self) -> str:
         """What is asked, with what was said before it, without the system's text."""
-        return "\n".join(str(each.get("content", "")) for each in self.messages[:-1] if each["role"] != "system")
+        return "\n".join(message["content"] for message in self.messages[:-1] if message["role"] != "system")
 
     @property
     def system(self) -> str:
         return self.messages[0]["content"] if self.messages[0]["role"] == "system" else ""
+
+    @property
+    def answer(self) -> str:
+        """What is graded of the last message: its text, and its tool calls."""
+        last = self.messages[-1]
+        return graded(last["content"], [call["function"] for call in last.get("tool_calls", ())])
+
+    @property
+    def reasoning(self) -> str:
+        return self.messages[-1].get(REASONING_KEY, "")
+
+
+def graded(content: str, calls: Sequence[Mapping[str, Any]]) -> str:
+    """An answer as one text: what is said, and each call in one spelling."""
+    lines = [json.dumps({"name": call["name"], "arguments": call["arguments"]}, sort_keys=True) for call in calls]
+    return "\n".join(filter(None, (content.strip(), *lines)))
 
 
 @dataclass(frozen=True)
@@ -82,12 +107,13 @@ class Records(DataSource):
     def keeping(self, splits: Mapping[str, Sequence[Record]], set_aside: Iterable[dict[str, str]]) -> Records:
         """The same with these records. Raises ValueError where a split has none."""
         set_aside = (*self.set_aside, *set_aside)
-        if empty := [name for name, records in splits.items() if not records]:
-            reasons = dict(Counter(each["reason"] for each in set_aside))
-            raise ValueError(
-                f"data_source={self.name!r}: no record is left for {', '.join(empty)}; set aside: {reasons or 'none'}. Give more "
-                "records, or splits of your own (train, validation, test)"
-            )
+        for name, records in splits.items():
+            if len(records) < (2 if name == "train" else 1):
+                reasons = dict(Counter(entry["reason"] for entry in set_aside))
+                raise ValueError(
+                    f"data_source={self.name!r}: {len(records)} records are left for {name}; set aside: {reasons or 'none'}. Give "
+                    f"at least {FEWEST} records that differ, or splits of your own (train, validation, test)"
+                )
         return replace(self, splits={name: tuple(each) for name, each in splits.items()}, set_aside=set_aside)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -117,8 +143,7 @@ def load_records(data_source: str, *, seed: int) -> Records:
     set_aside = SetAside(place.source)
     sources = _read(place, set_aside)
     digest, unused, repeats = hashlib.sha256(), Counter(), []
-    seen: set[str] = set()  # conversations
-    answered: set[tuple[str, ...]] = set()  # questions with their answers, of the splits before
+    conversations: set[str] = set()
     splits: dict[str, list[Record]] = {"test": [], "validation": [], "train": []}  # training loses what it repeats
     for name, records in splits.items():
         for row in sources.get(name, ()):
@@ -129,29 +154,27 @@ def load_records(data_source: str, *, seed: int) -> Records:
                 set_aside.add(row, str(reason))
                 continue
             conversation = json.dumps([record.messages, record.tools], sort_keys=True, default=str)
-            if conversation in seen or _question_with_answer(record) in answered:
+            if conversation in conversations:
                 repeats.append({"row": set_aside.place(row), "reason": "repeats another row"})
             else:
-                seen.add(conversation)
+                conversations.add(conversation)
                 records.append(record)
-        answered.update(map(_question_with_answer, records))
     set_aside.check()
+    count = sum(map(len, splits.values()))
+    if count < FEWEST:
+        raise ValueError(
+            f"{place.source}: {count} different records can be used, and {FEWEST} are needed at least; a useful model takes hundreds"
+        )
     absent = [name for name in splits if not splits[name]]
     if absent and splits["train"]:
         splits |= _held_out(splits["train"], absent, seed)
     choices = choices_of(splits["train"])
-    records = Records(
-        name=place.name,
-        sha256=digest.hexdigest(),
-        draw=f"seed {seed}",
-        splits={},
-        choices=choices,
-        unused=dict(unused),
-    )
     with_choices = {}
     for name in ("train", "validation", "test"):
-        with_choices[name] = [told_choices(record, choices) for record in splits[name]]
+        with_choices[name] = [with_choice(record, choices) for record in splits[name]]
     unusable = [{"row": where, "reason": reason} for where, reason in set_aside.rows]
+    source = {"name": place.name, "sha256": digest.hexdigest(), "draw": f"seed {seed}"}
+    records = Records(**source, splits={}, choices=choices, unused=dict(unused))
     return records.keeping(with_choices, [*unusable, *repeats])
 
 
@@ -165,11 +188,6 @@ def _read(place: Place, set_aside: SetAside) -> dict[str, Iterable[Row]]:
 
         return {"train": number_rows("sample", sample_records(), set_aside)}
     return read_splits(place, SUFFIXES, set_aside)
-
-
-def _question_with_answer(record: Record) -> tuple[str, ...]:
-    """Without letter case and white space."""
-    return (*record.question.casefold().split(), "", *record.answer.casefold().split())
 
 
 # ---- from a row to a conversation
@@ -192,93 +210,107 @@ def record_of(row: Row, unused: Counter) -> Record:
         return row._replace(values={name: take(name)}).text(name, TEXT).strip()
 
     number, group = text("id") or str(row.number), text("document", "doc_id", "document_id", "group")
-    tools, system = _tools(take("tools")), text("system", "system_prompt")
-    learned, answer, sections, text_alone = 0, None, (), False
+    tools, system = _tools(take("tools", "functions")), text("system", "system_prompt")
+    text_alone = False
     if columns & {*CONVERSATIONS}:
-        said = _messages(take(*CONVERSATIONS) or [], "user")
+        prompt, completion = [], _messages(take(*CONVERSATIONS) or [], "user")
     elif columns & {*QUESTIONS, *TEXTS, "instruction"} and columns & {*ANSWERS}:
         if any(isinstance(values.get(name), list) for name in (*QUESTIONS, *ANSWERS)):
             prompt = _messages(take(*QUESTIONS) or [], "user")  # TRL's conversational prompt and completion
-            said, learned = [*prompt, *_messages(take(*ANSWERS) or [], "assistant")], len(prompt)
+            completion = _messages(take(*ANSWERS) or [], "assistant")
         else:
             text_alone = "label" in values and not values.keys() & {*ANSWERS[:-1], *QUESTIONS, "instruction"}
             question = "\n\n".join(filter(None, (text("instruction"), text(*TEXTS), text(*QUESTIONS))))
-            written = answer = text(*ANSWERS)
-            texts = {name: text(*names) for name, names in SECTIONS.items()}
-            texts = {name: each for name, each in texts.items() if each and each.lower() not in PLACEHOLDERS}
-            if texts:
-                texts |= {"answer": answer}
-                sections = tuple(name for name in SECTIONS if name in texts)
-                written = "".join(_section(name, texts[name]) for name in sections).strip()
-                headings = ", ".join(f"### {heading(name)}" for name in sections)
-                system = system or f"You are a legal assistant. Write each section under its own heading: {headings}."
-            said = [{"role": "user", "content": question}, {"role": "assistant", "content": written}]
+            answer, reasoning = {"role": "assistant", "content": text(*ANSWERS)}, text(*REASONING)
+            if reasoning and reasoning.lower() not in PLACEHOLDERS:
+                answer[REASONING_KEY] = reasoning
+            prompt, completion = [{"role": "user", "content": question}], [answer]
     else:
         names = ", ".join(map(str, row.values)) or "none"
         raise Unusable(f"no columns of a record (its columns: {names[:500]}). Give {FORMS}")
     unused.update(values.keys())
-    if system and said and said[0]["role"] != "system":
-        said, learned = [{"role": "system", "content": system}, *said], learned + 1
-    while said and said[-1]["role"] != "assistant":
-        said.pop()  # nobody answers
-    if not said:
+    messages = _one_system([{"role": "system", "content": system}] * bool(system) + prompt + completion)
+    learned = len(messages) - len(completion) if prompt else 0
+    while messages and messages[-1]["role"] != "assistant":
+        messages.pop()  # nobody answers
+    roles = [message["role"] for message in messages if message["role"] != "system"]
+    if not roles:
         raise Unusable("no question and no answer")
-    roles = [message["role"] for message in said if message["role"] != "system"]
     if roles[0] == "assistant":
         raise Unusable("no question: the conversation begins with the assistant")
-    if answer is None:
-        calls = said[-1].get("tool_calls")
-        answer = said[-1]["content"] or (json.dumps(calls) if calls else "")
-    record = Record(number, tuple(said), answer, sections, tools, group, learned, text_alone)
+    record = Record(number, tuple(messages), tools, group, learned, text_alone)
     missing = [name for name in ("question", "answer") if not getattr(record, name).strip()]
     if missing:
         raise Unusable(f"no {' and no '.join(missing)}")
     return record
 
 
-def _section(name: str, text: str) -> str:
-    return f"### {heading(name)}: {text}\n" if name in IN_ONE_LINE else f"\n### {heading(name)}:\n{text}\n"
-
-
-def heading(section: str) -> str:
-    return section.replace("_", " ").title()
-
-
-def section_of(text: str, section: str = "answer") -> str:
-    """The text under a heading, up to the next heading; "" where there is none."""
-    headings = "|".join(map(heading, SECTIONS))
-    pattern = rf"^#+ *{heading(section)} *:(.*?)(?=^#+ *(?:{headings}) *:|\Z)"
-    found = re.search(pattern, text, re.DOTALL | re.MULTILINE | re.IGNORECASE)
-    return found[1].strip() if found else ""
+def _one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The texts of the system before the first question as one message, each of them once."""
+    first = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
+    texts = dict.fromkeys(message["content"] for message in first if message["content"])
+    system = [{"role": "system", "content": "\n\n".join(texts)}] if texts else []
+    return system + messages[len(first) :]
 
 
 def _messages(messages: Any, role: str) -> list[dict[str, Any]]:
     """Messages with `role`, `content` and every other key that has a value. A text is one message of `role`, or JSON of messages."""
-    from trl import maybe_convert_to_chatml
-
     if isinstance(messages, str):
         messages = _list_of(messages) or [{"role": role, "content": messages}]
+    converted = [_message(item) for item in (messages if isinstance(messages, list) else [messages])]
+    calls = [call.get("id") for message in converted for call in message.get("tool_calls", ())]
+    order = {name: number for number, name in enumerate(calls)}
+    ordered = []
+    for _, turn in itertools.groupby(converted, key=lambda message: message["role"]):
+        # Most templates tell the results of one turn apart by their order, which is that of the calls.
+        ordered += sorted(turn, key=lambda message: order.get(message.get("tool_call_id"), 0))
+    return ordered
+
+
+def _message(item: Any) -> dict[str, Any]:
+    if not isinstance(item, Mapping):
+        raise Unusable(NO_MESSAGE)
+    message = {key: value for key, value in item.items() if value not in NOTHING}
+    name = str(message.pop("role", message.pop("from", ""))).strip().lower()
+    content = message.pop("content", message.pop("value", ""))
+    role = ROLE_OF.get(name, name)
+    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text", "")) for part in content)
+    elif role == "tool" and not isinstance(content, str):
+        content = json.dumps(content, ensure_ascii=False)
+    for key in REASONING:
+        if key in message:
+            message[REASONING_KEY] = message.pop(key)
+    texts = content, message.get(REASONING_KEY, "")
+    if not role or not all(isinstance(text, str) for text in texts):
+        raise Unusable(NO_MESSAGE)
+    calls = message.pop("tool_calls", message.pop("function_call", None))
+    if name in CALLING:
+        calls, content = content, ""
+    if calls:
+        message["tool_calls"] = _calls(calls)
+    return {"role": role, "content": content} | message
+
+
+def _calls(calls: Any) -> list[dict[str, Any]]:
+    """Tool calls with their arguments as objects, which templates write as JSON themselves."""
+    calls = _parsed(calls, "a tool call")
     converted = []
-    for item in messages if isinstance(messages, list) else [messages]:
-        message = {}
-        if isinstance(item, Mapping):
-            (message,) = maybe_convert_to_chatml({"messages": [dict(item)]})["messages"]
-        name, content = message.get("role"), _content(message.get("content"))
-        if not isinstance(name, str) or not isinstance(content, str):
-            raise Unusable("a message must be an object with a `role`, and a text as its `content`")
-        for call in message.get("tool_calls") or ():
-            _check_arguments(call)
-        name = name.strip().lower()
-        kept = {key: value for key, value in message.items() if value not in NOTHING}
-        converted.append(kept | {"role": ROLES.get(name, name), "content": content})
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = call.get("function", call) if isinstance(call, Mapping) else call
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise Unusable("a tool call must be an object with a `name`")
+        arguments = _parsed(function.get("arguments", function.get("parameters")) or {}, "the arguments of a tool call")
+        link = {"id": call["id"]} if call.get("id") else {}
+        converted.append(link | {"type": "function", "function": {"name": function["name"], "arguments": arguments}})
     return converted
 
 
-def _content(content: Any) -> Any:
-    """The text of a message; parts that are all texts are joined."""
-    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
-        return "".join(str(part.get("text", "")) for part in content)
-    return content or ""
+def _parsed(value: Any, what: str) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise Unusable(f"{what} is not JSON") from None
 
 
 def _list_of(text: str) -> list | None:
@@ -293,23 +325,14 @@ def _list_of(text: str) -> list | None:
     return None
 
 
-def _check_arguments(call: Any) -> None:
-    function = call.get("function", call) if isinstance(call, Mapping) else call
-    if not isinstance(function, Mapping):
-        raise Unusable("a tool call must be an object")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            json.loads(arguments)
-        except ValueError:
-            raise Unusable("the arguments of a tool call are not JSON") from None
-
-
 def _tools(tools: Any) -> tuple[dict[str, Any], ...] | None:
-    try:
-        return tuple(json.loads(tools) if isinstance(tools, str) else tools) if tools else None
-    except (ValueError, TypeError):
-        raise Unusable("column `tools` is not JSON") from None
+    tools = _parsed(tools, "column `tools`")
+    if not tools:
+        return None
+    tools = tools if isinstance(tools, list) else [tools]
+    if not all(isinstance(tool, Mapping) for tool in tools):
+        raise Unusable("column `tools` holds no objects")
+    return tuple(tool if "function" in tool else {"type": "function", "function": tool} for tool in tools)
 
 
 # ---- labels
@@ -322,12 +345,12 @@ def choices_of(records: Sequence[Record]) -> tuple[str, ...]:
     return tuple(sorted(counts)) if few and max(map(len, counts)) <= LONGEST_CHOICE else ()
 
 
-def told_choices(record: Record, choices: Sequence[str]) -> Record:
+def with_choice(record: Record, choices: Sequence[str]) -> Record:
     """A text with a label and no question is told the labels to choose from."""
     if not (choices and record.text_alone):
         return record
     system = " ".join(filter(None, (f"Answer with one of: {', '.join(choices)}.", record.system)))
-    rest = [each for each in record.messages if each["role"] != "system"]
+    rest = [message for message in record.messages if message["role"] != "system"]
     return replace(record, messages=({"role": "system", "content": system}, *rest))
 
 

@@ -1,10 +1,13 @@
-"""How good the answers are, beside what costs nothing: labels by likelihood and as written, gold reasoning, form, stops.
+"""How good the whole last turn is, beside what costs nothing: its answer or tool calls, its reasoning, and whether it stops.
 
-# Q questions · T training records · W words · C choices · G groups (documents, or single questions)
+# Q questions · T training records · C choices
 """
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,29 +16,43 @@ from typing import Any
 import numpy as np
 import torch
 
-from .data import Record, Records, heading, section_of
+from helpers.show.intervals import Interval, bootstrap
+
+from .data import Record, Records, graded
 from .generation import BATCH, CACHE, continued, generate, log_probabilities
 
-RESAMPLES = 1_000
 EXAMPLES = 3  # solved ones before a question of the base model
 STRENGTHS = (0.3, 3, 30, 300)  # of the linear model (sklearn's C), chosen on the validation records
-MOST_LABELLED, MOST_WRITTEN = 500, 40  # test records that are asked by likelihood, and written in full
+MOST = 100  # test records that are scored
 LONGEST_ANSWER = 512  # tokens
 FREQUENT, NEAREST, WORDS = "most frequent answer", "nearest training record", "words (TF-IDF, logistic regression)"
+COPY, BASE, SOLVED, TRAINED = "copy of the question", "base model", "base model, solved examples", "trained"
+
+
+def label_alone(records: Records) -> bool:
+    """Whether the last turn is a label and nothing else, so that every label can be asked for its likelihood."""
+    return bool(records.choices) and not any(record.reasoning for record in records.splits["train"])
+
+
+def scored(records: Records) -> Sequence[Record]:
+    """The test records that are scored."""
+    return records.splits["test"][:MOST]
 
 
 # ---- answers that cost nothing
 
 
-def baselines(records: Records) -> dict[str, list[str]]:
-    """What the most frequent label, the nearest record and a linear model on words answer to the labelled test questions."""
-    train, asked = records.splits["train"], records.splits["test"][:MOST_LABELLED]
-    frequent = Counter(each.answer for each in train).most_common(1)[0][0]
-    return {
-        FREQUENT: [frequent] * len(asked),
+def baselines(records: Records, asked: Sequence[Record] = ()) -> dict[str, list[str]]:
+    """What the nearest record, the question itself and, for labels, the most frequent one and a linear model on words answer."""
+    train, asked = records.splits["train"], asked or scored(records)
+    answers = {
         NEAREST: [train[row].answer for row in nearest(train, asked)[:, 0]],
-        WORDS: linear_model(train, records.splits["validation"], asked),
+        COPY: [record.messages[-2]["content"] for record in asked],
     }
+    if records.choices:
+        answers[FREQUENT] = [Counter(record.answer for record in train).most_common(1)[0][0]] * len(asked)
+        answers[WORDS] = linear_model(train, records.splits["validation"], asked)
+    return answers
 
 
 def nearest(train: Sequence[Record], asked: Sequence[Record], count: int = 1):
@@ -49,39 +66,31 @@ def nearest(train: Sequence[Record], asked: Sequence[Record], count: int = 1):
 
 
 def linear_model(train: Sequence[Record], validation: Sequence[Record], asked: Sequence[Record]) -> list[str]:
-    """Logistic regression on the TF-IDF of words, word pairs and letters: the strength and the weights of the labels are those
-    with the best macro F1 on the validation records.
-    """
+    """Logistic regression on the TF-IDF of words, word pairs and letters, of the strength that is best on the validation records."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
-    from sklearn.metrics import f1_score
-    from sklearn.pipeline import make_union
+    from sklearn.pipeline import make_pipeline, make_union
 
     words = TfidfVectorizer(token_pattern=r"\w+", ngram_range=(1, 2), sublinear_tf=True)
     letters = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, min_df=2)
-    features = make_union(words, letters).fit([each.question for each in train])
-    (known, labels), (held, gold), (new, _) = (
-        (features.transform([each.question for each in part]), [each.answer for each in part])
-        for part in (train, validation, asked)
-    )
-    models = [
-        LogisticRegression(C=strength, class_weight=weights, max_iter=1000).fit(known, labels)
-        for strength in STRENGTHS
-        for weights in (None, "balanced")
-    ]
-    return max(models, key=lambda model: f1_score(gold, model.predict(held), average="macro")).predict(new).tolist()
+    texts, labels = {}, {}
+    for name, records in (("train", train), ("validation", validation), ("asked", asked)):
+        texts[name] = [record.question for record in records]
+        labels[name] = [record.answer for record in records]
+    models = []
+    for strength in STRENGTHS:
+        model = make_pipeline(make_union(words, letters), LogisticRegression(C=strength, max_iter=1000))
+        models.append(model.fit(texts["train"], labels["train"]))
+    best = max(models, key=lambda model: model.score(texts["validation"], labels["validation"]))
+    return best.predict(texts["asked"]).tolist()
 
 
 # ---- asking the model
 
 
 def by_likelihood(model, template, asked: Sequence[Record], choices: Sequence[str]) -> list[str]:
-    """The label to which the model gives the highest probability, the end of its turn included.
-
-    For a record with sections only the answer is asked: its heading stands before the label.
-    """
-    prompts = [template.prompt(each) + ("### Answer:\n" if each.sections else "") for each in asked]
-    log_p_QC = log_probabilities(model, template, prompts, choices)
+    """The label to which the model gives the highest probability, the end of its turn included."""
+    log_p_QC = log_probabilities(model, template, [template.prompt(record) for record in asked], choices)
     return [choices[best] for best in log_p_QC.argmax(1)]
 
 
@@ -89,15 +98,22 @@ def with_examples(train: Sequence[Record], asked: Sequence[Record], count: int =
     """The questions with the `count` nearest training records, solved, as turns before them; the nearest stands last."""
     solved = []
     for record, rows in zip(asked, nearest(train, asked, count), strict=True):
-        turns = [each for row in reversed(rows) for each in train[row].messages if each["role"] != "system"]
-        first = [each for each in record.messages if each["role"] == "system"]
-        solved.append(replace(record, messages=(*first, *turns, *record.messages[len(first) :])))
+        examples = [message for row in reversed(rows) for message in train[row].messages]
+        turns = [message for message in (*examples, *record.messages) if message["role"] != "system"]
+        system = record.messages[:1] if record.system else ()
+        solved.append(replace(record, messages=(*system, *turns)))
     return solved
+
+
+def last_turn(template, record: Record) -> str:
+    """What the model is to write, without special tokens."""
+    text = template.text(record.messages, record.tools)[len(template.prompt(record)) :]
+    return template.tokenizer.decode(template.encode(text), skip_special_tokens=True)
 
 
 def answer_length(template, records: Sequence[Record]) -> int:
     """Tokens that an answer to one of these records may have."""
-    return most_tokens(len(template.encode(str(each.messages[-1].get("content", "")))) for each in records)
+    return most_tokens(len(template.encode(last_turn(template, record))) for record in records)
 
 
 def most_tokens(lengths: Iterable[int]) -> int:
@@ -106,76 +122,73 @@ def most_tokens(lengths: Iterable[int]) -> int:
 
 
 def written(model, template, asked: Sequence[Record], **options) -> list[dict[str, Any]]:
-    """What the model writes for each record: text, answer (its section, where the record has sections), stops, format."""
-    found = []
-    for record, each in zip(asked, generate(model, template, asked, **options), strict=True):
-        answer = section_of(each.text) if record.sections else each.text.strip()
-        places = [each.text.find(f"### {heading(name)}:") for name in record.sections]
-        in_order = -1 not in places and places == sorted(places)
-        found.append({"id": record.id, "text": each.text, "answer": answer, "stops": each.stopped, "format": in_order})
-    return found
+    """What the model writes for each record: its text and answer, whether it stops, and whether its reasoning is the record's."""
+    samples = []
+    for record, output in zip(asked, generate(model, template, asked, **options), strict=True):
+        reasoning, answer = parts_of(output.text)
+        wanted_reasoning, wanted = parts_of(last_turn(template, record))
+        if _plain(answer) == _plain(wanted):
+            answer = record.answer  # however the template spells it
+        sample = {"id": record.id, "text": output.text, "answer": answer, "stops": output.stopped}
+        samples.append(sample | {"reasoning": _plain(reasoning) == _plain(wanted_reasoning)})
+    return samples
+
+
+def parts_of(turn: str) -> tuple[str, str]:
+    """The reasoning of a turn, and what it says and calls as `graded` spells it."""
+    reasoning, _, rest = turn.rpartition("</think>")
+    calls, start, decoder = [], rest.find("{"), json.JSONDecoder()
+    content = rest
+    while start >= 0:
+        try:
+            call, end = decoder.raw_decode(rest, start)
+        except ValueError:
+            call, end = {}, start + 1
+        arguments = call.get("arguments", call.get("parameters"))
+        if isinstance(call.get("name"), str) and arguments is not None:
+            content = content if calls else re.sub(r"<[^<>]*>\s*$", "", rest[:start])
+            calls.append({"name": call["name"], "arguments": arguments})
+        start = rest.find("{", end)
+    return reasoning.replace("<think>", "").strip(), graded(content, calls)
 
 
 # ---- scores
 
 
-def accuracy(gold_Q, said_Q) -> float:
-    return float((gold_Q == said_Q).mean())
+def scores(systems: Mapping[str, Sequence[Sequence[str]]], asked: Sequence[Record]) -> dict[str, Any]:
+    """The share of right answers of each system, and the difference of the trained one to it, with intervals over documents.
 
-
-def macro_f1(gold_Q, said_Q) -> float:
-    """The mean of F1 over the labels that occur among the questions."""
-    labels = np.unique(gold_Q)
-    hits = [((gold_Q == label) & (said_Q == label)).sum() for label in labels]
-    both = [(gold_Q == label).sum() + (said_Q == label).sum() for label in labels]
-    return float(np.mean(2 * np.array(hits) / both))
-
-
-def interval(values) -> dict[str, float]:
-    """The first of the values, and the interval that holds the middle 95 % of the others, which are its resamples."""
-    low, high = np.quantile(values[1:], (0.025, 0.975))
-    return {"value": float(values[0]), "low": float(low), "high": float(high)}
-
-
-def scores(systems: Mapping[str, Sequence[str]], trained: Sequence[Sequence[str]], records: Records) -> dict[str, Any]:
-    """Accuracy and macro F1 of each system's answers to the test questions, with intervals over documents or questions.
-
-    trained: the answers of the trained model, one list a seed; its values are means over seeds. `trained less` has the
-    difference to each other system, on the same draws of questions. "gold" are the records' own answers.
+    systems: by name the answers to the questions `asked`, one list a seed; values are means over seeds. Differences are paired.
     """
-    asked = records.splits["test"][:MOST_LABELLED]
-    gold_Q, groups = np.array([_plain(each.answer) for each in asked]), {}
-    for number, each in enumerate(asked):
-        groups.setdefault(each.group or f"question {number}", []).append(number)
-    rows_GQ, G, generator = [*groups.values()], len(groups), np.random.default_rng(0)
-    draws = [np.concatenate([rows_GQ[group] for group in generator.integers(G, size=G)]) for _ in range(RESAMPLES)]
-
-    def drawn(answers: Sequence[str], measure):
-        said_Q = np.array([_plain(each) for each in answers])
-        return np.array([measure(gold_Q[rows], said_Q[rows]) for rows in (slice(None), *draws)])
-
-    runs = {name: [answers] for name, answers in systems.items()} | {"gold": [gold_Q]} | {"trained": trained}
-    found: dict[str, Any] = {"questions": len(asked), "groups": G, "systems": {}, "trained less": {}}
-    for measure in (accuracy, macro_f1):
-        values = {
-            name: np.mean([drawn(each, measure) for each in seeds], axis=0) for name, seeds in runs.items() if seeds
-        }
-        for name, each in values.items():
-            found["systems"].setdefault(name, {})[measure.__name__] = interval(each)
-            if trained and name != "trained":
-                difference = interval(values["trained"] - each)
-                found["trained less"].setdefault(name, {})[measure.__name__] = difference
+    groups = [record.group or f"question {number}" for number, record in enumerate(asked)]
+    right = {}
+    for name, seeds in systems.items():
+        hits = [
+            [_plain(answer) == _plain(record.answer) for answer, record in zip(seed, asked, strict=True)]
+            for seed in seeds
+        ]
+        right[name] = np.mean(hits, axis=0)
+    found: dict[str, Any] = {"questions": len(asked), "groups": len({*groups}), "systems": {}, "trained less": {}}
+    for name, right_Q in right.items():
+        found["systems"][name] = _values(bootstrap(np.mean, right_Q, groups=groups))
+        if name != TRAINED and TRAINED in right:
+            found["trained less"][name] = _values(bootstrap(np.mean, right[TRAINED] - right_Q, groups=groups))
     return found
 
 
+def _values(interval: Interval) -> dict[str, float | None]:
+    """Value and bounds, which are None over too few questions."""
+    bounds = {"low": interval.low, "high": interval.high}
+    finite = {name: bound if math.isfinite(bound) else None for name, bound in bounds.items()}
+    return {"value": interval.value, **finite}
+
+
 def form(samples: Sequence[Mapping[str, Any]], asked: Sequence[Record]) -> dict[str, float]:
-    """The shares of written answers that stop by themselves, have the record's sections, and match its answer word for word."""
-    shares = {"stops": [each["stops"] for each in samples]}
-    if any(record.sections for record in asked):
-        shares["format"] = [each["format"] for each in samples]
-    shares["exact match"] = [
-        _plain(each["answer"]) == _plain(record.answer) for each, record in zip(samples, asked, strict=True)
-    ]
+    """The shares of written turns that stop by themselves, and whose answer and reasoning are the record's, word for word."""
+    right = [_plain(sample["answer"]) == _plain(record.answer) for sample, record in zip(samples, asked, strict=True)]
+    shares = {"stops": [sample["stops"] for sample in samples], "answer is right": right}
+    if any(record.reasoning for record in asked):
+        shares["every step is right"] = [sample["reasoning"] for sample in samples]
     return {name: float(np.mean(values)) for name, values in shares.items()} | {"of": len(samples)}
 
 
@@ -187,7 +200,7 @@ def _plain(text: str) -> str:
 
 
 def ask_the_most(model, prompt: int, answer: int, choices: tuple[int, int] = (0, 0)) -> None:
-    """The largest questions of `examine` and of lm-evaluation-harness, on tokens without a meaning, for the planner.
+    """The largest questions of `examine`, on tokens without a meaning, for the planner.
 
     prompt, answer: tokens of the longest. choices: how many labels, and tokens of the longest.
     """
@@ -206,74 +219,76 @@ def ask_the_most(model, prompt: int, answer: int, choices: tuple[int, int] = (0,
     del cache, layer
     if choices[0]:
         continued(model, ids(1, (1 + EXAMPLES) * prompt), ids(*choices))
-    model(ids(1, prompt + answer), use_cache=False).logits.log_softmax(-1)  # the harness keeps every logit
 
 
 def examine(trainer, template, records: Records, rows, *, examples: bool = False) -> dict[str, Any]:
-    """What a model makes of the test records: the loss of their own texts, what it writes, and of labelled records the labels.
+    """What a model makes of the test records: the loss of their own texts, what it writes, and its answers.
 
-    rows: of the test records (`training.encode`). examples: ask labelled questions after solved examples, too.
+    rows: of the test records (`training.encode`). examples: ask for labels after solved examples, too.
     """
-    model, asked = trainer.model, records.splits["test"]
-    first, labelled = asked[:MOST_WRITTEN], asked[:MOST_LABELLED]
+    model, asked = trainer.model, scored(records)
     found: dict[str, Any] = {"completion": trainer.completion_loss(rows)}
     with trainer.compute_loss_context_manager():
-        found["samples"] = written(model, template, first, max_new_tokens=answer_length(template, first))
-        if records.choices:
-            found["labels"] = by_likelihood(model, template, labelled, records.choices)
+        samples = written(model, template, asked, max_new_tokens=answer_length(template, asked))
+        found["answers"] = [sample["answer"] for sample in samples]
+        if label_alone(records):
+            found["answers"] = by_likelihood(model, template, asked, records.choices)
             if examples:
-                solved = with_examples(records.splits["train"], labelled)
-                found["labels after examples"] = by_likelihood(model, template, solved, records.choices)
-    return found | {"form": form(found["samples"], first)}
+                solved = with_examples(records.splits["train"], asked)
+                found["after examples"] = by_likelihood(model, template, solved, records.choices)
+    return found | {"samples": samples, "form": form(samples, asked)}
 
 
 def table(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row for each system of `scores`, in percent with 95 % intervals."""
-    shown = "{value:.1%} ({low:.1%} to {high:.1%})"
-    return [
-        {"answers": name} | {measure.replace("_", " "): shown.format(**each) for measure, each in values.items()}
-        for name, values in found["systems"].items()
-    ]
+    rows = []
+    for name, values in found["systems"].items():
+        interval = "" if values["low"] is None else " ({low:.1%} to {high:.1%})".format(**values)
+        rows.append({"answers": name, "right": f"{values['value']:.1%}{interval}"})
+    return rows
 
 
 def written_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Loss and perplexity of the test records' own texts, and the form of what is written, before and after training."""
-    return [
-        {
-            "model": name,
-            "loss": round(found["completion"]["loss"], 3),
-            "perplexity": round(found["completion"]["perplexity"], 2),
-        }
-        | {measure: f"{share:.0%}" for measure, share in found["form"].items() if measure != "of"}
-        for name, found in (("base model", before), ("trained", after))
-    ]
+    rows = []
+    for name, found in ((BASE, before), (TRAINED, after)):
+        loss, perplexity = found["completion"]["loss"], found["completion"]["perplexity"]
+        row = {"model": name, "loss": round(loss, 3), "perplexity": round(perplexity, 2)}
+        rows.append(row | {measure: f"{share:.0%}" for measure, share in found["form"].items() if measure != "of"})
+    return rows
 
 
 def verdict(found: Mapping[str, Any]) -> list[str]:
-    """A sentence for each comparison: better, worse, or not told apart, and how sure."""
+    """A sentence for the base model and for the best method that costs nothing: better, worse, or not told apart."""
+    free = [name for name in (NEAREST, COPY, FREQUENT, WORDS) if name in found["systems"]]
+    best = max(free, key=lambda name: found["systems"][name]["value"])
     lines = []
-    for name in (WORDS, "base model"):
-        each = found["trained less"][name]["accuracy"]
-        said = (
-            "is better than" if each["low"] > 0 else "is worse than" if each["high"] < 0 else "is not told apart from"
-        )
+    for name in (best, BASE):
+        difference = found["trained less"][name]
+        if difference["low"] is None:
+            lines.append(f"{found['groups']} test questions are too few to compare the trained model with {name}.")
+            continue
+        outcome = Interval(**difference, items=found["groups"]).outcome
+        outcome = {"better": "is better than", "worse": "is worse than"}.get(outcome, "is not told apart from")
         lines.append(
-            f"The trained model {said} {name}: {100 * each['value']:+.1f} points of accuracy (95 % interval "
-            f"{100 * each['low']:+.1f} to {100 * each['high']:+.1f}, {found['questions']} questions in {found['groups']} groups)."
+            f"The trained model {outcome} {name}: {100 * difference['value']:+.1f} points (95 % interval {100 * difference['low']:+.1f} to "
+            f"{100 * difference['high']:+.1f}, {found['questions']} questions in {found['groups']} groups)."
         )
     return lines
 
 
-def common_system(records: Records) -> str:
-    """The system text of most training records, "" where they have none."""
-    return Counter(each.system for each in records.splits["train"]).most_common(1)[0][0]
+def common(records: Records) -> Record:
+    """A training record with the system text and the tools of most."""
+    kinds = [(record.system, str(record.tools)) for record in records.splits["train"]]
+    return records.splits["train"][kinds.index(Counter(kinds).most_common(1)[0][0])]
 
 
 def ask(trainer, template, records: Records, question: str) -> str:
-    """The model's answer to a question, asked with the system text that it was trained with."""
-    system = common_system(records)
-    said = ([{"role": "system", "content": system}] if system else []) + [{"role": "user", "content": question}]
-    record = Record("asked", messages=(*said, {"role": "assistant", "content": ""}), answer="")
+    """The model's whole turn, reasoning and tool calls included, with the system text and the tools that it was trained with."""
+    like = common(records)
+    system = [{"role": "system", "content": like.system}] if like.system else []
+    turns = ({"role": "user", "content": question}, {"role": "assistant", "content": ""})
+    record = replace(like, messages=(*system, *turns))
     with trainer.compute_loss_context_manager():
         length = answer_length(template, records.splits["test"])
         return generate(trainer.model, template, [record], max_new_tokens=length)[0].text.strip()

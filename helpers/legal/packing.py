@@ -1,26 +1,25 @@
-"""TRL's packed rows as blocks of one shape for XLA, and attention that keeps the examples of a row apart.
+"""TRL's packed rows as blocks of one shape, in which no record sees another, and the loss of their labels.
 
-# B blocks of a batch · T tokens a block · H heads · D size of a head
+# B blocks of a batch · T tokens of a block · D hidden size · V vocabulary · N positions before a label
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from helpers.machine.runtime import Runtime
+from helpers.machine import xla
 
 if TYPE_CHECKING:
     import torch
 
 MULTIPLE = 128  # of lengths: what a TPU's matrix unit and fused attention kernels tile by
 BLOCK = 1024  # tokens of a block that several short records share
-FLASH = "flash_attention_2"
-SEGMENTWISE = "packed_segments"  # name under which transformers finds the attention below
+IGNORED = -100  # label of a token that is read and not learned
+TILE_TOKENS = 2048  # of a device at a time, so that the logits of a whole batch never exist at once
+FULL, SLIDING = "full_attention", "sliding_attention"
+LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
 
 
 def count_blocks(lengths: Sequence[int], block_length: int) -> int:
@@ -37,14 +36,18 @@ def round_up(number: int) -> int:
 
 
 class FixedBlocks:
-    """Rows of TRL's packing, or of single examples, as [B, T] tensors: XLA compiles one graph for each shape.
+    """Rows of TRL's packing, or of single examples, as [B, T] tensors: one shape for XLA, a compiler and a card's allocator.
 
     TRL's own collator, padded to one length. Segments are numbered from 1, padding is segment 0; positions begin at 0 in each.
+
+    compact: add `learned_N`, the places of the labels, so that the head scores these alone. Their number changes with the
+        batch, which XLA would compile anew.
     """
 
-    def __init__(self, length: int, pad_token_id: int):
+    def __init__(self, length: int, pad_token_id: int, compact: bool = False):
         from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
+        self.compact = compact
         self._collate = DataCollatorForLanguageModeling(
             pad_token_id, return_position_ids=True, pad_to_multiple_of=length
         )
@@ -53,96 +56,85 @@ class FixedBlocks:
         batch = self._collate(examples)
         starts_BT = batch["position_ids"] == 0
         batch["segment_ids"] = starts_BT.cumsum(dim=1) * batch.pop("attention_mask")
-        batch["labels"][starts_BT] = -100  # which nothing inside of its segment predicts
+        batch["labels"][starts_BT] = IGNORED  # which nothing inside of its segment predicts
+        if self.compact:
+            batch["learned_N"] = (batch["labels"].flatten() != IGNORED).nonzero().flatten()
         return batch
 
 
-# ---- attention
+def masks_of(segment_ids_BT: torch.Tensor, config, dtype: torch.dtype):
+    """What is added to attention scores, [B, 1, T, T]: 0 for keys of the query's own segment up to itself, else the lowest number.
 
-
-def mask_of(segment_ids_BT: torch.Tensor, implementation: str) -> torch.Tensor:
-    """Which keys a query sees, [B, 1, T, T]: those before it, and itself, in its own segment; bool, added for "eager".
-
-    Built on the device from static shapes. Padding sees padding, so that no row of a softmax is empty.
+    One mask in the dtype of the products serves all layers, built on the device from static shapes. A model with sliding
+    windows gets a mask for each kind of layer. Padding sees padding, so that no row of a softmax is empty.
     """
     import torch
 
     position_T = torch.arange(segment_ids_BT.shape[1], device=segment_ids_BT.device)
-    same_BTT = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
-    mask_B1TT = (same_BTT & (position_T[:, None] >= position_T[None, :]))[:, None]
-    if implementation == "eager":
-        return torch.where(mask_B1TT, 0.0, torch.finfo(torch.float32).min)
-    return mask_B1TT
+    distance_TT = position_T[:, None] - position_T[None, :]
+    seen_BTT = (segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]) & (distance_TT >= 0)
+    lowest, window = torch.finfo(dtype).min, getattr(config, "sliding_window", None)
+
+    def added(seen_BTT):
+        return torch.where(seen_BTT, 0.0, lowest).to(dtype)[:, None]
+
+    if not window or set(layer_kinds(config)) == {FULL}:
+        return added(seen_BTT)
+    near = added(seen_BTT & (distance_TT < window))
+    return {FULL: added(seen_BTT), SLIDING: near} if layer_kinds(config) else near
 
 
-def choose_attention(model, runtime: Runtime, max_length: int) -> tuple[str, str]:
-    """Gives `model` the fastest attention that computes what the model means on this machine; its name and the reason.
-
-    Raises ValueError on XLA where a model's sliding window is shorter than a block.
-    """
-    from transformers.utils import is_flash_attn_2_available
-
-    config, name = model.config.get_text_config(), model.config._attn_implementation
-    half = runtime.kind == "cuda" and runtime.precision != "fp32" and runtime.compute_capability >= (8, 0)
-    window = getattr(config, "sliding_window", None)
-    slides = "sliding_attention" in (getattr(config, "layer_types", None) or ()) and window and window < max_length
-    if slides and runtime.family == "xla":
-        raise ValueError(
-            f"max_length={max_length}: the model attends over a sliding window of {window} tokens, which the mask of packed "
-            f"blocks does not have; use max_length={window}, a GPU, or another model"
-        )
-    if runtime.family == "xla":
-        reason = "a mask from segment ids: no fused kernel for segments on XLA"
-    elif name == "eager":
-        reason = "transformers chose it: the fused kernels leave out a part of this model's attention"
-    elif half and is_flash_attn_2_available():
-        name, reason = FLASH, "flash-attn is installed: one fused kernel over all segments, no mask"
-    elif slides:
-        reason = "transformers' mask from the positions of packed examples"
-    else:
-        _register(repeats=runtime.is_before_ampere)
-        name, reason = SEGMENTWISE, "one segment after the other: nothing is computed that a mask would hide"
-    if name != model.config._attn_implementation:
-        model.set_attn_implementation(name)
-    return name, reason
+def layer_kinds(config) -> Sequence[str]:
+    return getattr(config, "layer_types", None) or ()
 
 
-def _register(repeats: bool) -> None:
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
-    def mask(attention_mask=None, q_length=0, kv_length=0, **kwargs):
-        """None for a packed batch: the segments are told by `cu_seq_lens_q`."""
-        if attention_mask is None and q_length == kv_length:
-            return None
-        return sdpa_mask(attention_mask=attention_mask, q_length=q_length, kv_length=kv_length, **kwargs)
-
-    AttentionInterface.register(SEGMENTWISE, functools.partial(_segmentwise, repeats=repeats))
-    AttentionMaskInterface.register(SEGMENTWISE, mask)
+def base_of(model):
+    """The transformers model within PEFT's and that of several processes, or the model itself."""
+    model = getattr(model, "module", model)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _segmentwise(module, query_BHTD, key_BHTD, value_BHTD, attention_mask, repeats: bool = False, **kwargs):
-    """Causal attention inside each segment of one flattened batch, one call for each segment; SDPA where there are no segments.
+def summed_loss(model, blocks: dict[str, torch.Tensor], devices: int = 1, tokens: int = TILE_TOKENS) -> torch.Tensor:
+    """Summed negative log-likelihood of the labels of `FixedBlocks`, in tiles whose logits are made anew in the backward pass.
 
-    repeats: keys and values once for each query head, as cards below sm_80 need it (`machine.attention.repeat_heads`).
+    devices: that a batch is split over along its first axis, in this process (SPMD). A position's label is the next token.
+    tokens: of a tile, for each device.
     """
     import torch
-    from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+    from torch.nn.functional import cross_entropy, linear
 
-    if repeats:
-        groups = query_BHTD.shape[1] // key_BHTD.shape[1]
-        key_BHTD, value_BHTD = repeat_kv(key_BHTD, groups), repeat_kv(value_BHTD, groups)
-        module = SimpleNamespace(is_causal=True)  # it names no groups
+    base = base_of(model)
+    config, head = base.config.get_text_config(), base.get_output_embeddings()
+    product = linear(head.weight[:1], head.weight[:1])  # has the dtype of products, autocast or not
+    labels_BT, inputs = blocks["labels"], {name: blocks[name] for name in ("input_ids", "position_ids")}
+    inputs |= {"attention_mask": masks_of(blocks["segment_ids"], config, product.dtype), "use_cache": False}
+    target_BT = torch.cat([labels_BT[:, 1:], torch.full_like(labels_BT[:, :1], IGNORED)], dim=1)
+    if head.bias is not None or any(getattr(config, name, None) not in (None, 1, 1.0) for name in LOGIT_CHANGES):
+        logits_BTV = model(**inputs).logits.float()
+        return cross_entropy(logits_BTV.flatten(0, 1), target_BT.flatten(), ignore_index=IGNORED, reduction="sum")
+    if hasattr(model, "module"):  # whose hooks add up the gradients of several processes; the head sees one token
+        hidden_BTD = model(**inputs, output_hidden_states=True, logits_to_keep=1).hidden_states[-1]
+    else:
+        hidden_BTD = base.base_model(**inputs).last_hidden_state
+    if "learned_N" in blocks:
+        before_N = blocks["learned_N"] - 1
+        hidden_BTD, target_BT = hidden_BTD.flatten(0, 1)[before_N][None], target_BT.flatten()[before_N][None]
+    tile = max(1, tokens * devices // len(target_BT))
+    again = xla.checkpoint_function() if labels_BT.device.type == "xla" else torch.utils.checkpoint.checkpoint
+    losses = []
+    for hidden, target in zip(hidden_BTD.split(tile, dim=1), target_BT.split(tile, dim=1), strict=True):
+        if torch.is_grad_enabled():
+            losses.append(again(_tile_loss, hidden, head.weight, target, use_reentrant=True))
+        else:
+            losses.append(_tile_loss(hidden, head.weight, target))
+    return sum(losses)
 
-    starts = kwargs.get("cu_seq_lens_q")
-    if starts is None:
-        return sdpa_attention_forward(module, query_BHTD, key_BHTD, value_BHTD, attention_mask, **kwargs)
-    if not hasattr(starts, "on_host"):  # one wait for the device a batch, not one a layer
-        starts.on_host = starts.tolist()
-    outputs = [
-        sdpa_attention_forward(
-            module, *(each[:, :, start:end] for each in (query_BHTD, key_BHTD, value_BHTD)), None, **kwargs
-        )[0]
-        for start, end in itertools.pairwise(starts.on_host)
-    ]
-    return torch.cat(outputs, dim=1), None
+
+def _tile_loss(hidden_BTD, weight_VD, target_BT):
+    """No gather: XLA would bring the rows of all devices together for it. A target of -100 is no entry of the vocabulary."""
+    import torch
+    from torch.nn.functional import linear, log_softmax
+
+    log_p_BTV = log_softmax(linear(hidden_BTD.to(weight_VD.dtype), weight_VD), dim=-1, dtype=torch.float32)
+    hit_BTV = target_BT[..., None] == torch.arange(len(weight_VD), device=target_BT.device)
+    return -torch.where(hit_BTV, log_p_BTV, 0.0).sum()

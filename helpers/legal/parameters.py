@@ -20,9 +20,9 @@ class LegalParameters(Parameters):
     """What `legal_cot_sft` and its TPU twin are told."""
 
     data_source: Source = parameter(
-        "rzeraat/law",
+        "sample",
         "Hub data set; path to your own .jsonl, .json, .csv or .parquet with question and answer, text and label, prompt and "
-        f"completion, or messages; or 'sample', invented law. {NO_NETWORK}",
+        f"completion, or messages; or 'sample', invented law with its reasoning. {NO_NETWORK}",
     )
     base_model: ModelSource = parameter(
         "Qwen/Qwen2.5-0.5B-Instruct", "Language model: hub id, local path, or 'sample' for a tiny random one."

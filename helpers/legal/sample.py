@@ -1,99 +1,49 @@
-"""A few hundred records of invented law, for tests and for a run with no network. Nothing is claimed from them.
+"""A few hundred records of invented law with their reasoning, for tests and for a run with no network. Nothing is claimed from them.
 
-Acts and years are invented (2071 or later), so that nothing can be taken for law in force. The text is ours.
+A claim is heard if the two towns differ and the sum is above a limit: counting words cannot tell, two steps can. Acts and years
+are invented (2071 or later), so that nothing can be taken for law in force. The text is ours.
 """
 
 import random
 
-RECORDS = 240
-AREAS = {
-    "Employment Law": (
-        "Night Bakers Act 2077",
-        21,
-        "pay for missed rest",
-        "written proof",
-        "steady service",
-        "timely notice",
-    ),
-    "Family Law": (
-        "Shared Pets Act 2086",
-        8,
-        "an order for alternate weeks",
-        "joint care",
-        "a calm home",
-        "good faith",
-    ),
-    "Maritime Law": (
-        "Ferry Lanterns Act 2090",
-        12,
-        "the value of the goods",
-        "paid passage",
-        "sound packing",
-        "swift protest",
-    ),
-    "Planning Law": (
-        "Shadow Gardens Act 2079",
-        33,
-        "removal of the wall",
-        "long use",
-        "lawful planting",
-        "a fair offer",
-    ),
+RECORDS = 300
+HOLDS = 0.7  # how often each of the two conditions does
+ACTS = {
+    "Night Bakers Act 2077": "missed rest",
+    "Shared Pets Act 2086": "a broken promise",
+    "Ferry Lanterns Act 2090": "lost goods",
+    "Shadow Gardens Act 2079": "a high wall",
+    "Quiet Bells Act 2082": "noise at night",
 }
-CLAIMANTS = [
-    "Alba",
-    "Bertha",
-    "Corin",
-    "Dora",
-    "Elfina",
-    "Grelind",
-    "Holmar",
-    "Imsina",
-    "Jaswen",
-    "Kerthea",
-    "Leonald",
-    "Marvino",
-]
-DEFENDANTS = [
-    "Aldercott",
-    "Bexmoor",
-    "Dunfold",
-    "Emberley",
-    "Gorsefield",
-    "Inkbridge",
-    "Kestrelton",
-    "Lowbrook",
-    "Nettlemarsh",
-    "Orchardby",
-]
-DIFFICULTIES = ("basic", "intermediate", "advanced")  # by how many elements are asked for
+PEOPLE = ["Alba", "Bertha", "Corin", "Dora", "Elfina", "Grelind", "Holmar", "Imsina", "Jaswen", "Kerthea", "Leonald"]
+TOWNS = ["Bexmoor", "Dunfold", "Emberley", "Gorsefield", "Inkbridge", "Kestrelton", "Lowbrook", "Orchardby"]
 
 
 def sample_records(count: int = RECORDS, seed: int = 0) -> list[dict[str, str]]:
-    """`count` different records with question, answer, topic, difficulty, reasoning and case_citation."""
+    """`count` different records with question, reasoning and answer."""
     generator = random.Random(seed)
-    found: dict[str, dict[str, str]] = {}
-    while len(found) < count:
+    records: dict[str, dict[str, str]] = {}
+    while len(records) < count:
         record = _draw(generator)
-        found.setdefault(record["question"], record)
-    return list(found.values())
+        records.setdefault(record["question"], record)
+    return list(records.values())
 
 
 def _draw(generator: random.Random) -> dict[str, str]:
-    topic, (act, section, remedy, *elements) = generator.choice(list(AREAS.items()))
-    claimant, defendant = generator.choice(CLAIMANTS), generator.choice(DEFENDANTS)
-    asked = sorted(generator.sample(elements, generator.randint(1, 3)), key=elements.index)
-    shown = {name: generator.random() < 0.7 for name in asked}
-    facts = [f"{name} was {'proved' if met else 'never proved'}" for name, met in shown.items()]
-    rule = f"Section {section} of the {act} asks for {' and '.join(asked)}."
-    succeeds = all(shown.values())
-    steps = [rule, *(f"{name} is {'shown' if met else 'not shown'}." for name, met in shown.items())]
-    steps.append(f"The claim {'succeeds' if succeeds else 'fails'}.")
+    act = generator.choice(list(ACTS))
+    claimant, defendant = generator.sample(PEOPLE, 2)
+    home, other = generator.sample(TOWNS, 2)
+    differ, above = generator.random() < HOLDS, generator.random() < HOLDS
+    other = other if differ else home
+    limit, amount = sorted((10 * number for number in generator.sample(range(10, 100), 2)), reverse=not above)
+    steps = [
+        f"{home} and {other} are {'different towns' if differ else 'the same town'}.",
+        f"{amount} is {'more' if above else 'less'} than {limit}.",
+        f"{'Both hold' if differ and above else 'Not both hold'}, so the claim is {'' if differ and above else 'not '}heard.",
+    ]
     return {
-        "question": f"{claimant} claims {remedy} from {defendant}. {rule} At the hearing {', '.join(facts)}. Does the claim succeed?",
-        "answer": f"{'Yes' if succeeds else 'No'}. {claimant} {'may' if succeeds else 'may not'} have {remedy}.",
-        "topic": topic,
-        "difficulty": DIFFICULTIES[len(asked) - 1],
-        "reasoning": " ".join(f"Step {number}: {step}" for number, step in enumerate(steps, 1)),
-        "case_citation": f"{act}, s {section}",
+        "question": f"{claimant} of {home} sues {defendant} of {other} for {ACTS[act]} and asks for {amount} crowns. The {act} hears a "
+        f"claim between different towns for more than {limit} crowns. Is it heard?",
+        "reasoning": "\n".join(f"Step {number}: {step}" for number, step in enumerate(steps, 1)),
+        "answer": "Yes" if differ and above else "No",
     }

@@ -24,18 +24,18 @@ from helpers.plan.settings import DoesNotFit, Plan, Recipe
 from helpers.plan.workloads import Asked, Workload
 from helpers.run import run_folder
 
+from . import sample
 from .data import Records
 from .evaluation import ask_the_most, most_tokens
 from .export import refuse_merged
 from .model import NO_TPU, QWEN, apply_lora, frozen_dtype
-from .packing import BLOCK, FixedBlocks, count_blocks
+from .packing import BLOCK, FixedBlocks, count_blocks, summed_loss
 from .parameters import NOTEBOOK, LegalParameters, recipe
-from .training import IGNORED, TILE_TOKENS, LegalTrainer, tiled_loss
+from .training import IGNORED, LegalTrainer
 
 __all__ = ["NOTEBOOK", "planned"]
 
-RECORDS, BLOCKS_A_RECORD = 1_852, 0.72  # rzeraat/law; packed into blocks of 1,000 tokens in the public run on it
-FUSED_TOKENS = 128  # counted so, a step took 0.95 and 0.96 of it on an H200 (docs/gpu.md)
+BLOCKS_A_RECORD = 0.12  # of 1,000 tokens, of the sample, a fifth of which is held out
 BITS = 4.127  # a weight in NF4 with double quantisation (Dettmers et al. 2023, section 3)
 CELLS_FILE, MEASURED_FILE = (
     "cells.json",
@@ -65,20 +65,20 @@ def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
     method = LegalParameters(method=asked.method or default.method).method
     if method == "qlora" and machine.family == "xla":
         raise DoesNotFit(NO_TPU)
-    step = _step(name, method, machine.precision, length, machine.kind)
-    blocks = max(1, round((asked.examples or RECORDS) * BLOCKS_A_RECORD * 1_000 / length))
+    step = _step(name, method, machine.precision, length)
+    blocks = max(1, round((asked.examples or sample.RECORDS) * BLOCKS_A_RECORD * 1_000 / length))
     return recipe(blocks, length, method, machine.device_count), step
 
 
 @functools.lru_cache(maxsize=4)
-def _step(name: str, method: str, precision: str, length: int, kind: str) -> Workload:
+def _step(name: str, method: str, precision: str, length: int) -> Workload:
     default = LegalParameters.defaults()
     config = Qwen2Config(**QWEN_HALF_B) if name == QWEN else AutoConfig.from_pretrained(name, trust_remote_code=False)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=frozen_dtype(method, precision))
         if method != "full":
             model = apply_lora(model, default.lora_rank)
-    return workload(model, name, length, method, kind)
+    return workload(model, name, length, method)
 
 
 def plan_of(
@@ -90,7 +90,7 @@ def plan_of(
     prompt = max(len(ids) for name in ("train", "test") for ids in rows[name]["input_ids"])
     choices = len(records.choices), 1 + max(map(len, records.choices), default=0)  # a token has a letter at least
     asked = {"prompt": prompt, "answer": answer, "choices": choices}
-    step = workload(model, params.base_model, block, params.method, machine.kind, **asked)
+    step = workload(model, params.base_model, block, params.method, **asked)
     blocks = count_blocks([*map(len, rows["train"]["input_ids"])], block)
     planned = planner.plan(
         recipe(blocks, block, params.method, machine.device_count),
@@ -136,10 +136,9 @@ def run_cells(file: str) -> None:
     list(processes.run_cells([last]))
 
 
-def workload(model, name: str, length: int, method: str, kind: str = "cpu", **asked: Any) -> Workload:
+def workload(model, name: str, length: int, method: str, **asked: Any) -> Workload:
     """The step of a causal language model on packed blocks, whole or with adapters, with the tiled loss.
 
-    kind: the kind of device; on "cuda" TRL's kernel keeps the logits of a few tokens only.
     asked: the arguments of `ask_the_most`, what the run asks of its model; by default texts of a block's length.
     """
 
@@ -147,13 +146,12 @@ def workload(model, name: str, length: int, method: str, kind: str = "cpu", **as
         ids = random.Random(0).choices(range(5, 1_000), k=length)
         return FixedBlocks(length, pad_token_id=0)([{"input_ids": ids, "labels": ids}] * examples)
 
-    tokens = FUSED_TOKENS if kind == "cuda" else TILE_TOKENS
     return Workload(
         notebook=NOTEBOOK,
         name=name,
         model=_counted_in_four_bits(model) if method == "qlora" else model,
         batch=batch,
-        loss=lambda model, blocks: tiled_loss(model, blocks, tokens=tokens) / blocks["labels"].numel(),
+        loss=lambda model, blocks: summed_loss(model, blocks) / blocks["labels"].numel(),
         evaluation=functools.partial(ask_the_most, **{"prompt": length, "answer": most_tokens([length])} | asked),
         length=length,
         parameters=model.num_parameters(),  # transformers counts both of two that one number holds

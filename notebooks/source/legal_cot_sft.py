@@ -10,21 +10,29 @@
 # # Legal chain-of-thought fine-tuning (GPU)
 #
 # This notebook fine-tunes a small chat model on **your own records**: questions with answers, with or without the reasoning that
-# leads there, texts with labels, or whole conversations. At the end you have a model that answers in transformers, llama.cpp and
-# Ollama, and an honest number: for labelled records how often it is right, beside counting words, the nearest training record
-# and the model as it came; for all records how well it knows texts that it has not seen.
+# leads there, tool calls, texts with labels, or whole conversations. At the end you have a model that writes its reasons and its answer
+# in your format, on your own machine, and an honest number: how often its whole last turn is right, beside counting words, the nearest
+# training record and the model as it came.
 #
-# {picture: Labels of test records: the trained model beside what costs nothing, with 95 % intervals}
+# **What it is for**: answers that need steps. Where a label can be read off the words of a text, counting words is as good and trains
+# in seconds; the table below shows it. Where the answer follows from several facts, a model that was trained to write the steps is
+# ahead of both (`docs/legal.md` has the measurement).
+#
+# {picture: Answers to test records: the trained model beside what costs nothing, with 95 % intervals}
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*; Kaggle: *GPU T4 x2*, and `num_processes=0` to train on
 # both); without one it runs on the CPU. Press **Run all** and wait. The TPU twin is `legal_cot_sft_tpu.ipynb`.
 #
 # {planned}
 #
-# **The defaults** are the model Qwen2.5-0.5B-Instruct (Apache-2.0) and the records `rzeraat/law`, questions about UK law that were in
-# large part written by a machine and whose page states no licence: look at it before you publish what you trained on them. The hub
-# cannot be reached from where this notebook is tested, so these defaults were not run by us; the same cells were run with other
-# models and files, and with `data_source="sample"`. What the model writes is no legal advice: a model of this size invents cases.
+# **The defaults** are the model Qwen2.5-0.5B-Instruct (Apache-2.0, at a pinned revision) and a sample of invented law that comes with
+# this notebook (its licence is the notebook's): 300 questions with their reasoning. Nothing about real law can be learned from it; put
+# your own file into `data_source`. The hub cannot be reached from where this notebook is tested, so the default model was not run by us;
+# the same cells were run with other models and files. What the model writes is no legal advice: a model of this size invents cases.
+#
+# | data on the hub | licence | to know |
+# |---|---|---|
+# | `rzeraat/law` | its page states none | questions about UK law, in large part written by a machine; no revision is pinned, and it was never run here |
 #
 # If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
 # still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
@@ -33,11 +41,15 @@
 # # Legal chain-of-thought fine-tuning (TPU)
 #
 # This notebook fine-tunes a small chat model on **your own records**: questions with answers, with or without the reasoning that
-# leads there, texts with labels, or whole conversations. At the end you have a model that answers in transformers, llama.cpp and
-# Ollama, and an honest number: for labelled records how often it is right, beside counting words, the nearest training record
-# and the model as it came; for all records how well it knows texts that it has not seen.
+# leads there, tool calls, texts with labels, or whole conversations. At the end you have a model that writes its reasons and its answer
+# in your format, on your own machine, and an honest number: how often its whole last turn is right, beside counting words, the nearest
+# training record and the model as it came.
 #
-# {picture: Labels of test records: the trained model beside what costs nothing, with 95 % intervals}
+# **What it is for**: answers that need steps. Where a label can be read off the words of a text, counting words is as good and trains
+# in seconds; the table below shows it. Where the answer follows from several facts, a model that was trained to write the steps is
+# ahead of both (`docs/legal.md` has the measurement).
+#
+# {picture: Answers to test records: the trained model beside what costs nothing, with 95 % intervals}
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips). Without one it
 # goes on with the GPU or the CPU. The first steps take long, because XLA compiles them once. The GPU twin is
@@ -45,10 +57,14 @@
 #
 # {planned}
 #
-# **The defaults** are the model Qwen2.5-0.5B-Instruct (Apache-2.0) and the records `rzeraat/law`, questions about UK law that were in
-# large part written by a machine and whose page states no licence: look at it before you publish what you trained on them. The hub
-# cannot be reached from where this notebook is tested, so these defaults were not run by us; the same cells were run with other
-# models and files, and with `data_source="sample"`. What the model writes is no legal advice: a model of this size invents cases.
+# **The defaults** are the model Qwen2.5-0.5B-Instruct (Apache-2.0, at a pinned revision) and a sample of invented law that comes with
+# this notebook (its licence is the notebook's): 300 questions with their reasoning. Nothing about real law can be learned from it; put
+# your own file into `data_source`. The hub cannot be reached from where this notebook is tested, so the default model was not run by us;
+# the same cells were run with other models and files. What the model writes is no legal advice: a model of this size invents cases.
+#
+# | data on the hub | licence | to know |
+# |---|---|---|
+# | `rzeraat/law` | its page states none | questions about UK law, in large part written by a machine; no revision is pinned, and it was never run here |
 #
 # If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
 # still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
@@ -59,12 +75,13 @@
 # %% [markdown]
 # ## Your settings
 #
-# A zero takes the recipe's value. {own data} Any of these rows will do. Further columns are not used, and a table counts them:
+# 0 = choose for me. {own data} Any of these rows will do. Further columns are not used, and a table counts them:
 #
 # ```
 # {"question": "May the tenant leave early?", "reasoning": "Step 1: ...", "answer": "Yes."}
 # {"text": "Notice may be given at any time.", "label": "termination"}
-# {"messages": [{"role": "user", "content": "May I leave?"}, {"role": "assistant", "content": "Yes."}]}
+# {"messages": [{"role": "user", "content": "May I leave?"}, {"role": "assistant", "content": "Yes."}], "tools": [...]}
+# {"conversations": [{"from": "human", "value": "..."}, {"from": "function_call", "value": "{...}"}, ...], "tools": "[...]"}
 # ```
 #
 # Secret tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets. Every setting is checked before anything is
@@ -102,7 +119,9 @@ print(f"output     {run.path}")
 # %% [markdown]
 # ## Data, and one record before and after
 #
-# Every row is checked, and each that cannot be used is counted with its reason. Splits of a hub set or a folder are kept as
+# Every row is checked, and each that cannot be used is set aside with its number and its reason; the run is refused only where most
+# rows are. Nothing is lost in silence: a role or a part of any message that the model's chat template does not write is put where it
+# has an equivalent (reasoning between `<think>` and `</think>`), or its row is set aside. Splits of a hub set or a folder are kept as
 # they are. Of a single file one tenth is held out for validation and one tenth for the test; near-duplicate questions stay together.
 #
 # Then the model is loaded, whose chat template writes the records. With LoRA, small fp32 matrices are trained beside its
@@ -174,19 +193,20 @@ print(f"by hand {sum(nats) / len(nats):.6f}, by the trainer {packed:.6f}")
 # %% [markdown]
 # ## What costs nothing, and the model as it came
 #
-# For labelled records the table says how often each of these is right: the most frequent label, the label of the nearest training
-# record, logistic regression on words, and the model before training, asked alone and after three solved examples. Whatever is
-# trained below must be better than these. For all records, one answer of the model before training is printed.
+# The table says how often each of these gives the answer of the test record: the nearest training record, a copy of the question, the
+# model before training, and for records with few different answers the most frequent one and logistic regression on words; a label alone
+# is also asked after three solved examples. Whatever is trained below must be better than these. One turn of the model before training is printed.
 
 # %%
 from helpers.legal import evaluation
 
 before = evaluation.examine(trainer, template, records, rows["test"], examples=True)
-rivals = {}
-if records.choices:
-    rivals = evaluation.baselines(records)
-    rivals |= {"base model": before["labels"], "base model, solved examples": before["labels after examples"]}
-    tables.show(evaluation.table(evaluation.scores(rivals, [], records)), "Labels, with 95 % intervals")
+asked = evaluation.scored(records)
+rivals = {name: [answers] for name, answers in evaluation.baselines(records).items()}
+rivals[evaluation.BASE] = [before["answers"]]
+if "after examples" in before:
+    rivals[evaluation.SOLVED] = [before["after examples"]]
+tables.show(evaluation.table(evaluation.scores(rivals, asked)), "Right answers, with 95 % intervals")
 print(before["samples"][0]["text"])
 
 # %% [markdown] tags=["gpu"]
@@ -194,7 +214,7 @@ print(before["samples"][0]["text"])
 #
 # Evaluations and checkpoints come every `save_steps` steps; the weights of the best evaluation are loaded at the end. With
 # `num_processes` of more than 1, each process runs the cells that the trainer needs and this one, as you ran them here, edits
-# included, and takes its share of every batch. The tables say what the run cost, measured. Padding is not counted as useful tokens; the model FLOPs utilisation leaves recomputation out.
+# included, and takes its share of every batch. The tables say what the run cost, measured. The padding of blocks counts as tokens; the model FLOPs utilisation leaves recomputation out.
 
 # %% [markdown] tags=["tpu"]
 # ## Train
@@ -213,26 +233,26 @@ tables.show(forecast.compared(measured["train"]))
 # %% [markdown]
 # ## Is it any good?
 #
-# Nothing was chosen on the test records. `loss` is the loss of the records' own texts, reasoning included, which the model has not
-# seen. The other columns are about what the model writes: how often it stops by itself, how often it has the sections of the
-# record, and how often its answer is the record's own.
+# Nothing was chosen on the test records. `loss` is the loss of the records' own turns, reasoning included, which the model has not
+# seen. The other columns are about what the model writes: how often it stops by itself, how often its answer or its tool calls are the
+# record's, and how often every step of its reasoning is. Then the answers stand beside what costs nothing.
 
 # %%
 import matplotlib.pyplot as plt
 
-after, found = evaluation.examine(trainer, template, records, rows["test"]), None
+after = evaluation.examine(trainer, template, records, rows["test"])
+found = evaluation.scores(rivals | {evaluation.TRAINED: [after["answers"]]}, asked)
 tables.show(evaluation.written_table(before, after))
-if rivals:
-    found = evaluation.scores(rivals, [after["labels"]], records)
-    tables.show(evaluation.table(found), "Labels by likelihood, with 95 % intervals")
-    print(*evaluation.verdict(found), sep="\n")
-    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
-    for name, system in found["systems"].items():
-        value, low, high = system["accuracy"].values()
-        color = "tab:blue" if name == "trained" else "lightsteelblue"
-        axes.barh(name, value, xerr=[[value - low], [high - value]], color=color, capsize=3)
-    axes.set(title="Labels of the test records", xlabel="accuracy, with 95 % intervals", xlim=(0, 1.05))
-    saved(figure, run.path / "figures" / "labels.png")
+tables.show(evaluation.table(found), "Right answers, with 95 % intervals")
+print(*evaluation.verdict(found), sep="\n")
+figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+for name, system in found["systems"].items():
+    value, low, high = system["value"], system["low"], system["high"]
+    errors = None if low is None else [[value - low], [high - value]]
+    color = "tab:blue" if name == evaluation.TRAINED else "lightsteelblue"
+    axes.barh(name, value, xerr=errors, color=color, capsize=3)
+axes.set(title="Answers to the test records", xlabel="share that is right, with 95 % intervals", xlim=(0, 1.05))
+saved(figure, run.path / "figures" / "answers.png")
 results = dict(
     **measured,
     forecast=forecast.results(),
@@ -248,12 +268,12 @@ results_file = run.results(machine, **results)
 # %% [markdown]
 # ## Ask it
 #
-# The cell asks the model a question of yours, in the form in which it was trained. Its answer is no legal advice, and often wrong.
-# Change the question and run the cell again.
+# The cell asks the model a question of yours with the system text and the tools of the training records, and prints its whole turn:
+# its reasoning, its answer and its tool calls. It is no legal advice, and often wrong. Change the question and run the cell again.
 
 # %%
 # @title Ask the trained model {display-mode: "form"}
-question = "Can an employer withhold final pay until company property is returned?"  # @param {type:"string"}
+question = "Alba of Bexmoor sues Corin of Lowbrook for lost goods and asks for 480 crowns. The Ferry Lanterns Act 2090 hears a claim between different towns for more than 300 crowns. Is it heard?"  # @param {type:"string"}
 print(evaluation.ask(trainer, template, records, question))
 
 # %% [markdown]
@@ -265,23 +285,20 @@ print(evaluation.ask(trainer, template, records, question))
 # %%
 from helpers.legal.export import export
 
-system = evaluation.common_system(records)
+like = evaluation.common(records)  # its system text and tools are those of most records
 card = {
     "Data": [records.provenance],
     "Records": records.rows(),
     "Test records": evaluation.written_table(before, after),
+    "Right answers": evaluation.table(found),
 }
-card |= {"Labels of test records": evaluation.table(found)} if found else {}
-exported = export(trainer.model, template, run.path / "model", base_model=params.base_model, system=system, card=card)
+exported = export(trainer.model, template, run.path / "model", base_model=params.base_model, like=like, card=card)
 results["artifacts"] |= {"model": "model"}
 print(*sorted(exported.rglob("*")), run.results(machine, **results), sep="\n")
 
 # %% [markdown]
 # ## Next steps
 #
-# - **Outside benchmarks**: lm-evaluation-harness asks its own tasks, with their whole prompts inside of the model's chat template, of
-#   the base model and of yours, one question at a time. Run `%pip install lm_eval`, name tasks in the cell below (`legalbench`,
-#   `mmlu_professional_law`), and run it.
 # - **Use it elsewhere**: `model/README.md` has the lines for transformers, llama.cpp, Ollama and vLLM.
 # - **Share it**: `huggingface_hub.create_repo("owner/name", private=True)`, then `upload_folder(repo_id="owner/name",
 #   folder_path="<output_dir>/model")`, with a token that may write in the secret `HF_TOKEN`.
@@ -289,15 +306,3 @@ print(*sorted(exported.rglob("*")), run.results(machine, **results), sep="\n")
 # - **Is counting words ahead?** Then use it: logistic regression on TF-IDF trains in seconds. More records, or a larger
 #   `base_model`, are what moves a language model past it.
 # - **Another device**: change `use_tpu` alone, restart the kernel and run all.
-
-# %%
-# @title Tasks of lm-evaluation-harness {display-mode: "form"}
-tasks = ""  # @param {type:"string"}
-if tasks:
-    import lm_eval
-
-    trainer.model.to("cpu")  # its memory is for the models that are asked now
-    whole = exported / "merged" if (exported / "merged").is_dir() else exported
-    for folder in (params.base_model, str(whole)):
-        outside = lm_eval.simple_evaluate("hf", {"pretrained": folder}, tasks.split(","), apply_chat_template=True)
-        print(folder, lm_eval.utils.make_table(outside), sep="\n")

@@ -13,16 +13,17 @@ from huggingface_hub import ModelCard
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from helpers.legal.data import load_records
+from helpers.legal.data import Record, load_records
 from helpers.legal.export import MERGED, export, modelfile
 from helpers.legal.generation import generate
 from helpers.legal.model import QWEN, REVISIONS, sample_model, sample_tokenizer, set_stop_tokens
-from helpers.legal.training import ChatTemplate
+from helpers.legal.template import ChatTemplate
 
 from .test_rows import NAMES, tokenizer_of
 
 ROOT = Path(__file__).parents[2]
 RECORDS = load_records("sample", seed=1).splits["test"][:4]
+TOOLS = ({"type": "function", "function": {"name": "find", "description": "Finds.", "parameters": {}}},)
 CARD = {
     "Data": [{"source": "sample, 4 records, seed 1", "train_examples": 3}],
     "Plan": [{"setting": "learning_rate", "value": 2e-4}],
@@ -57,9 +58,17 @@ def lora_model(tokenizer):
     )
 
 
+def like(system: str = "", tools=None) -> Record:
+    turns = ({"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."})
+    return Record("1", ({"role": "system", "content": system}, *turns) if system else turns, tools)
+
+
 def exported(model, tokenizer, folder, **options):
     return export(
-        model, ChatTemplate(tokenizer), folder, **{"base_model": QWEN, "system": "Be brief.", "card": CARD} | options
+        model,
+        ChatTemplate(tokenizer),
+        folder,
+        **{"base_model": QWEN, "like": like("Be brief."), "card": CARD} | options,
     )
 
 
@@ -106,24 +115,31 @@ def test_a_lora_export_holds_the_adapter_in_itself_and_the_whole_model_beside_it
         exported(model, tokenizer, folder)  # its adapter is gone
 
 
-def go_template(text: str, system: str, turns: list[tuple[str, str]]) -> str:
+def go_template(text: str, system: str, messages: list[dict], tools=()) -> str:
     """What a Go template with `if`, `else if`, `else`, `range` and fields makes of a conversation: by way of Jinja."""
-    opened = []
+    opened, loops = [], ["top"]
+    names = {".Messages": "message", ".Tools": "tool", ".ToolCalls": "call"}
 
     def in_jinja(tag: re.Match) -> str:
-        said = re.sub(r"eq (\S+)", r"\1 ==", tag[1]).replace(".System", "system").replace("else if", "elif")
-        word, said = said.split()[0], re.sub(r"(?<!\S)\.(\w+)", r"each.\1", said)
+        said = re.sub(r"eq (\S+)", r"\1 ==", tag[1]).replace(".System", "top.System").replace(".Tools", "top.Tools")
+        said = said.replace("else if", "elif")
+        word = said.split()[0]
+        inner = re.sub(r"(?<!\S)\.(\w+)", rf"{loops[-1]}.\1", said)
         if word == "end":
-            return opened.pop()
+            kind = opened.pop()
+            if kind == "range":
+                loops.pop()
+            return {"if": "{% endif %}", "range": "{% endfor %}"}[kind]
         if word in ("if", "range"):
-            opened.append({"if": "{% endif %}", "range": "{% endfor %}"}[word])
+            opened.append(word)
         if word == "range":
-            return "{% for each in messages %}"
-        return f"{{% {said} %}}" if word in ("if", "elif", "else") else f"{{{{ {said} }}}}"
+            loops.append(names[tag[1].split()[1]])
+            return f"{{% for {loops[-1]} in {inner.split()[1]} %}}"
+        return f"{{% {inner} %}}" if word in ("if", "elif", "else") else f"{{{{ {inner} }}}}"
 
-    messages = [{"Role": role, "Content": content} for role, content in turns]
+    top = {"System": system, "Messages": messages, "Tools": tools}
     source = re.sub(r"\{\{ (.*?) \}\}", in_jinja, text)
-    return jinja2.Template(source, keep_trailing_newline=True).render(system=system, messages=messages)
+    return jinja2.Template(source, keep_trailing_newline=True).render(top=top)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -131,15 +147,37 @@ def go_template(text: str, system: str, turns: list[tuple[str, str]]) -> str:
 def test_ollamas_template_asks_every_conversation_as_the_tokenizers_own_and_stops_where_it_does(name, system):
     tokenizer = tokenizer_of(name)
     template = ChatTemplate(tokenizer)
-    text = modelfile(template, system)
+    text = modelfile(template, like(system))
     asked = re.search(r'TEMPLATE """(.*?)"""', text, re.DOTALL)[1]
     turns = [("user", "Why?"), ("assistant", "So."), ("user", "And then?")]
     for said in (turns[:1], turns):
         messages = [{"role": "system", "content": system}] * bool(system)
         messages += [{"role": role, "content": content} for role, content in said]
-        assert go_template(asked, system, said) == template.text(messages, ask=True)
+        turns_in_go = [{"Role": role, "Content": content} for role, content in said]
+        assert go_template(asked, system, turns_in_go) == template.text(messages, ask=True)
     assert ('SYSTEM """Be brief."""' in text) == bool(system)
     assert f'PARAMETER stop "{tokenizer.decode([template.stop_token_id])}"' in text.splitlines()
+
+
+@pytest.mark.parametrize("system", ["", "Be brief."])
+def test_ollamas_template_has_the_tools_the_calls_and_their_results_where_the_model_has_them(system):
+    template = ChatTemplate(tokenizer_of("qwen2_5"))
+    asked = re.search(r'TEMPLATE """(.*?)"""', modelfile(template, like(system, TOOLS)), re.DOTALL)[1]
+    function = {"name": "find", "arguments": {"act": "1977"}}
+    call = {"type": "function", "function": function}
+    messages = [{"role": "system", "content": system}] * bool(system) + [
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "find", "content": "s 1"},
+    ]
+    in_go = {"Function": {"Name": "find", "Arguments": json.dumps(function["arguments"])}}
+    turns = [{"Role": each["role"], "Content": each["content"]} for each in messages if each["role"] != "system"]
+    turns[1]["ToolCalls"] = [in_go]
+    tools = [{"Function": json.dumps(tool["function"])} for tool in TOOLS]
+    assert go_template(asked, system, turns, tools) == template.text(messages, TOOLS, ask=True)
+    plain = [{"role": "user", "content": "Why?"}]
+    assert go_template(asked, "", [turns[0]]) == template.text(plain, ask=True)
+    assert ".Tools" not in modelfile(ChatTemplate(tokenizer_of("smollm2")), like(system, TOOLS))
 
 
 def test_a_first_token_that_the_tokenizer_writes_itself_is_left_to_llama_cpp():
@@ -148,9 +186,9 @@ def test_a_first_token_that_the_tokenizer_writes_itself_is_left_to_llama_cpp():
     tokenizer = tokenizer_of("llama3")
     bos = tokenizer.bos_token_id
     writes = TemplateProcessing("<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", bos)])
-    assert 'TEMPLATE """{{ if .System }}<|begin_of_text|>' in modelfile(ChatTemplate(tokenizer), "")
+    assert 'TEMPLATE """{{ if .System }}<|begin_of_text|>' in modelfile(ChatTemplate(tokenizer), like())
     tokenizer.backend_tokenizer.post_processor = writes
-    assert "<|begin_of_text|>" not in modelfile(ChatTemplate(tokenizer), "")
+    assert "<|begin_of_text|>" not in modelfile(ChatTemplate(tokenizer), like())
 
 
 CONVERT = """

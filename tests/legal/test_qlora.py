@@ -19,6 +19,7 @@ from helpers.plan.counting import count
 from helpers.plan.settings import DoesNotFit
 from helpers.plan.workloads import Asked
 
+from .test_export import like
 from .test_model import loaded, runtime
 from .test_training import fingerprint, results, run
 
@@ -82,7 +83,7 @@ def test_the_export_is_the_adapter_and_reads_back_to_the_same_logits(tmp_path):
     ids = torch.arange(30)[None]
     with torch.no_grad():
         expected = model.eval()(input_ids=ids).logits
-    folder = export(model, ChatTemplate(tokenizer), tmp_path / "model", base_model="sample", system="", card={})
+    folder = export(model, ChatTemplate(tokenizer), tmp_path / "model", base_model="sample", like=like(), card={})
     model.load_adapter(str(folder), "read_back")
     model.set_adapter("read_back")
     with torch.no_grad():

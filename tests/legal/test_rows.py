@@ -10,9 +10,12 @@ import trl
 from datasets import Dataset
 from trl.chat_template_utils import get_training_chat_template
 
+from helpers.data.rows import Unusable
 from helpers.legal.data import Record, Records, load_records
-from helpers.legal.model import CHATML, sample_tokenizer
-from helpers.legal.training import IGNORED, PLAIN_TEMPLATE, ChatTemplate, encode, row_of
+from helpers.legal.model import sample_tokenizer
+from helpers.legal.packing import IGNORED
+from helpers.legal.template import PLAIN_TEMPLATE, ChatTemplate
+from helpers.legal.training import encode, row_of
 
 pytestmark = pytest.mark.once
 
@@ -53,7 +56,7 @@ NAMES = ("qwen2_5", "smollm2", "llama3", "gemma", "plain")
 def conversation(*turns: str, system: str = "", **options) -> Record:
     said = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(turns)]
     said = [{"role": "system", "content": system}] * bool(system) + said
-    return Record("r", tuple(said), turns[-1], **options)
+    return Record("r", tuple(said), **options)
 
 
 def of(*records: Record) -> Records:
@@ -134,52 +137,100 @@ def trl_rows(tokenizer, rows: list[dict], folder: Path) -> Dataset:
 # ---- what is refused
 
 
-def with_key(key: str, value) -> Record:
-    user, assistant = conversation("Why?", "So.").messages
-    return Record("r7", (user, assistant | {key: value}), "So.")
+def with_key(key: str, value, role: str = "assistant", number: str = "r7") -> Record:
+    said = [
+        message | ({key: value} if message["role"] == role else {}) for message in conversation("Why?", "So.").messages
+    ]
+    return Record(number, tuple(said))
 
 
-def test_a_key_that_the_template_writes_is_learned_and_one_that_it_leaves_out_is_refused():
+CALL = {"type": "function", "function": {"name": "search", "arguments": {"act": "1977"}}}
+LEFT_OUT = {  # template, record, what the reason names
+    "a key that no template writes": ("qwen2_5", with_key("weight", 1), "`weight`, which no chat template writes"),
+    "a text beside a message": (
+        "qwen2_5",
+        with_key("refusal", "No."),
+        "leaves out `refusal` of a message of `assistant`",
+    ),
+    "a key of a message that is read": (
+        "qwen2_5",
+        with_key("mood", "sad", "user"),
+        "leaves out `mood` of a message of `user`",
+    ),
+    "calls": ("smollm2", with_key("tool_calls", [CALL]), "leaves out `tool_calls`"),
+    "tools": ("smollm2", replace(TWO_TURNS, tools=(CALL,)), "leaves out `tools`"),
+    "an unknown role": (
+        "qwen2_5",
+        Record("r", ({"role": "judge", "content": "Hm."}, *TWO_TURNS.messages[1:])),
+        "leaves out `content` of a message of `judge`",
+    ),
+    "two users in a row": (
+        "gemma",
+        Record("r", (TWO_TURNS.messages[1], *TWO_TURNS.messages[1:])),
+        "the chat template refuses it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_what_a_template_leaves_out_of_any_message_sets_the_record_aside_and_stops_the_run_where_most_are(name):
+    family, bad, reason = LEFT_OUT[name]
+    template = ChatTemplate(tokenizer_of(family))
+    good = [conversation("Why?", "So.")] * 3
+    rows, kept, _ = encode(of(*good, bad), template)
+    assert len(rows["train"]) == 3
+    (entry,) = kept.set_aside
+    assert entry["row"] == bad.id and reason in entry["reason"]
+    with pytest.raises(ValueError, match=f"2 of 3 train records cannot be used, first {bad.id}: "):
+        encode(of(bad, bad, good[0]), template)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("qwen3", "<think>\nLook.\n</think>\n\nSo."), ("smollm2", "<think>\nLook.\n</think>\n\nSo.")]
+)
+def test_reasoning_is_learned_where_the_template_writes_it_or_before_the_answer(name, text):
+    template = ChatTemplate(tokenizer_of(name))
+    (taught,) = learned(row_of(with_key("reasoning_content", "Look."), template), template)
+    assert taught.startswith(text)
+
+
+def test_several_turns_of_qwen3_keep_their_reasoning_by_the_training_template_of_trl():
     template = ChatTemplate(tokenizer_of("qwen3"))
-    (text,) = learned(row_of(with_key("reasoning_content", "Look it up."), template), template)
-    assert "Look it up." in text
-    with pytest.raises(ValueError, match=r"record r7: the chat template leaves out `weight` of a message\. Move it"):
-        row_of(with_key("weight", 1), template)
-    plain = ChatTemplate(tokenizer_of("smollm2"))
-    with pytest.raises(ValueError, match="leaves out `reasoning_content`"):
-        row_of(with_key("reasoning_content", "Look it up."), plain)
-    with pytest.raises(ValueError, match="leaves out `tools`"):
-        row_of(replace(TWO_TURNS, tools=({"type": "function", "function": {"name": "f"}},)), plain)
+    user, assistant = with_key("reasoning_content", "Look.").messages
+    taught = learned(row_of(Record("r", (user, assistant, user, assistant)), template), template)
+    assert [text.count("Look.") for text in taught] == [1, 1]
 
 
 def test_a_tool_call_is_written_with_its_arguments_as_an_object():
     template = ChatTemplate(tokenizer_of("qwen2_5"))
-    call = {"id": "1", "type": "function", "function": {"name": "search", "arguments": '{"act": "1977"}'}}
-    (text,) = learned(row_of(with_key("tool_calls", [call]), template), template)
+    (text,) = learned(row_of(with_key("tool_calls", [CALL]), template), template)
     assert '{"name": "search", "arguments": {"act": "1977"}}' in text
 
 
-def test_a_prompt_that_is_no_prefix_is_refused_in_whichever_record_it_shows():
-    """Qwen3's template drops the reasoning of an earlier turn, once another turn follows."""
-    template = ChatTemplate(tokenizer_of("qwen3"))
-    user, assistant = with_key("reasoning_content", "Look it up.").messages
-    good = conversation("Why?", "So.")
-    bad = Record("bad one", (user, assistant, user, assistant), "So.")
-    with pytest.raises(ValueError, match=r"record bad one: the chat template asks with .*learn='last turn'"):
-        encode(of(good, good, bad), template)
-    rows, *_ = encode(of(good, bad), template, learn="last turn")
-    assert len(rows["train"]) == 2
+FORGETS = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'user' or loop.last %}{{ message['content'] }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SPACED = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' + message['content'] + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"
+
+
+def test_a_template_that_asks_in_another_way_than_it_was_trained_is_refused():
+    tokenizer = sample_tokenizer()
+    tokenizer.chat_template = FORGETS
+    with pytest.raises(Unusable, match=r"leaves out `content`|does not go on from there"):
+        row_of(replace(TWO_TURNS, messages=TWO_TURNS.messages[1:]), ChatTemplate(tokenizer))
 
 
 def test_a_token_over_the_border_of_prompt_and_answer_is_refused():
     tokenizer = sample_tokenizer()
-    tokenizer.chat_template = CHATML.replace("assistant\n", "assistant ").replace("+ '\n' + message", "+ ' ' + message")
+    tokenizer.chat_template = SPACED
     template = ChatTemplate(tokenizer)
-    whole = template.text(conversation("Why?", "fails.").messages)
-    pieces = [whole[start:end] for start, end in tokenizer(whole, return_offsets_mapping=True)["offset_mapping"]]
-    assert any(piece.startswith(" f") for piece in pieces)
-    with pytest.raises(ValueError, match="a token reaches over the place where the answer begins"):
-        row_of(conversation("Why?", "fails."), template)
+    text = template.text(conversation("Why?", "heard.").messages)
+    offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+    assert any(text[start:end].startswith(" h") for start, end in offsets)
+    with pytest.raises(Unusable, match="a token reaches over the place where the answer begins"):
+        row_of(conversation("Why?", "heard."), template)
 
 
 # ---- lengths
@@ -192,7 +243,7 @@ def test_a_record_that_is_too_long_or_spells_a_special_token_is_set_aside_and_no
     rows, kept, length = encode(given, template, max_length=64)
     assert length == 128 and len(rows["train"]) == 2
     assert kept.splits["train"] == (short, redlined)
-    assert [each["reason"] for each in kept.set_aside] == ["longer than 128 tokens", "spells out <|im_end|>"]
+    assert [each["reason"] for each in kept.set_aside] == ["spells out <|im_end|>", "longer than 128 tokens"]
 
 
 def test_lengths_follow_the_longest_training_record_and_what_the_model_reads():
@@ -204,7 +255,7 @@ def test_lengths_follow_the_longest_training_record_and_what_the_model_reads():
     assert (
         encode(records, template, reads=length + 127)[2] == length == encode(records, template, max_length=longest)[2]
     )
-    with pytest.raises(ValueError, match=r"no record is left for train.*longer than 128 tokens"):
+    with pytest.raises(ValueError, match=r"0 records are left for train.*longer than 128 tokens"):
         encode(records, template, max_length=128)
 
 

@@ -1,18 +1,15 @@
 """python -m helpers.plan over all notebooks: it plans what the notebook trains, and says what it cannot plan."""
 
-import copy
 import functools
 import json
 import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from helpers.legal.packing import choose_attention
 from helpers.machine.runtime import choose_precision
 from helpers.plan.__main__ import forecasts, main
 from helpers.plan.counting import count
@@ -97,19 +94,6 @@ def test_seven_billion_weights_in_four_bits_take_at_most_twelve_gib_of_a_t4(mode
     assert held.count.parameters > 7e9
     assert held.count.weights < 6 * 2**30
     assert held.peak.high < 12 * 2**30
-
-
-def test_a_t4s_plan_of_the_legal_notebook_counts_the_kernel_that_repeated_heads_get(models):
-    """Grouped heads fall to SDPA's math kernel below sm_80, which keeps the matrices of all pairs of tokens."""
-    t4, step = legal_step(models / "shallow", "lora", "T4")
-    needed = {}
-    for heads, card in (("repeated", t4), ("grouped", runtime_of(machine("A100 40GB")))):
-        model = copy.deepcopy(step.model)
-        choose_attention(model, card, step.length)  # which transformers finds until another is made
-        needed[heads] = memory_of(replace(step, model=model), t4, 3, 16, checkpointing=False).peak.low
-    assert memory_of(step, t4, 3, 16, checkpointing=False).peak.low == pytest.approx(needed["repeated"], rel=0.03)
-    matrices = 3 * 3 * 14 * step.length**2 * 2  # layers x examples x heads x T x T, two bytes each
-    assert needed["grouped"] - needed["repeated"] > 0.9 * matrices
 
 
 def test_four_bits_do_not_fit_a_tpu_and_the_other_machines_are_still_planned(models):
