@@ -464,7 +464,7 @@ class Resolver:
         if function is None or function.is_instance:
             return 0
         entity = function.entity
-        if entity in _TRANSPARENT or self._makes_properties(entity):
+        if entity in _TRANSPARENT or entity.startswith("collections.abc.") or self._makes_properties(entity):
             return 2
         if entity in _RUNNING:
             return 1
