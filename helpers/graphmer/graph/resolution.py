@@ -604,7 +604,7 @@ class Resolver:
                     parts.append(only(self._outside(f"{entity}.{name}", "method" if is_method else "field")))
                     break
             elif entity not in _PLAIN_BASES:  # a class outside of the sources, which may have it
-                return join(parts) if parts else OPEN
+                break
         joined = join(parts)
         return joined if is_certain else joined._replace(complete=False)
 
