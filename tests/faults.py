@@ -138,29 +138,22 @@ class InContainer(Script):
 class Papermill(Script):
     def command(self):
         made, done = notebook.write(self.work / "tiny.ipynb"), self.work / "done.ipynb"
-        return [
-            "-m",
-            "papermill",
-            "--start-timeout",
-            int(LIMIT),
-            made,
-            done,
-            "-k",
-            "python3",
-            *self.parameters("-p {} {}"),
-        ]
-
-    def parameters(self, form: str) -> list[str]:
         given = {"output_dir": self.output, "ending": "train"}
         if "hold" in self.options:
             given |= {"hold": f"file:{self.options['hold']}", "hold_when": self.options["hold_when"]}
-        return [word for name, value in given.items() for word in form.format(name, value).split()]
+        words = [word for name, value in given.items() for word in ("-p", name, value)]
+        return ["-m", "papermill", "--start-timeout", int(LIMIT), made, done, "-k", "python3", *words]
 
 
-class Batch(Papermill):
+class Batch(Script):
+    """Where it stands still is a parameter, and with another one it would be another run."""
+
     def command(self):
-        made = notebook.write(self.work / "tiny.ipynb")
-        return ["-m", "helpers.batch", made, "--output-dir", self.work, *self.parameters("{}={}")]
+        made, when = notebook.write(self.work / "tiny.ipynb"), self.work / "when"
+        if "hold" in self.options:
+            when.write_text(self.options["hold_when"])
+        given = ["ending=train", f"hold=file:{self.work / 'hold'}", f"hold_when={when.read_text()}"]
+        return ["-m", "helpers.batch", made, "--output-dir", self.work, *given]
 
 
 class OneOfTwo(Script):

@@ -51,7 +51,6 @@ DEFAULTS = {
     "keep_in": "",  # the run has a RunFolder with this second place
     "drive": "",  # folder of the Google Drive of a Colab runtime (tests/colab.py), of which this is a process
     "unreadable": 0,  # errno with which every manifest answers
-    "twice": "",  # another output_dir, in which the same model is to be trained afterwards
     "report_to": "none",
     "then_evaluate": False,  # also after a stop
     "elsewhere": "",  # the working directory once the trainer is made
@@ -274,16 +273,6 @@ def main(output_dir: str, options: dict) -> dict:
     finally:
         if options["then_evaluate"]:
             print("EVALUATED", trainer.evaluate()["eval_loss"])
-    if options["twice"]:
-        arguments.output_dir = options["twice"]
-        Trainer(
-            model=model,
-            args=arguments,
-            train_dataset=examples[: options["blocks"]],
-            eval_dataset=examples[options["blocks"] :],
-            plan=planned,
-            runtime=machine,
-        ).train()
     if run:
         run.results(machine, **trainer.results())
     return {

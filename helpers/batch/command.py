@@ -36,7 +36,7 @@ def run(runs: Sequence[Run], place: LocalRuns | RayRuns | None = None) -> tuple[
         signal.signal(number, lambda number, frame: arrived.append(number))
     try:
         futures = {place.submit(run): run.folder for run in runs}
-        waiting, seen = set(futures), 0
+        waiting, handled = set(futures), 0
         while waiting:
             ended, waiting = wait(waiting, POLL, FIRST_COMPLETED)
             for future in ended:
@@ -45,9 +45,9 @@ def run(runs: Sequence[Run], place: LocalRuns | RayRuns | None = None) -> tuple[
                 logger.info("%s: %s %s", folder.name, outcome.get("status", "not run"), outcome.get("error", ""))
             if ended:
                 rows, file = records.write_table(batch, outcomes)
-            if len(arrived) > seen:
-                seen = len(arrived)
-                place.send(signal.SIGTERM if seen == 1 else signal.SIGKILL)
+            if len(arrived) > handled:
+                handled = len(arrived)
+                place.send(signal.SIGTERM if handled == 1 else signal.SIGKILL)
                 logger.info("waiting for the checkpoints of the running notebooks; a second signal kills them")
     finally:
         place.send(signal.SIGKILL)

@@ -71,10 +71,10 @@ def choose_folder(folder: Path, identity: Mapping) -> Path:
     changed = [name for name in before | identity if before.get(name) != identity.get(name) and name not in LENGTH]
     if not changed:
         return folder
-    beside = folder.with_name(f"{folder.name}-{_digest([identity.get(name) for name in changed])[:8]}")
-    names = " and ".join(changed)
-    logger.info("%s: not the same %s as before, so it is made again in %s", folder.name, names, beside.name)
-    return beside
+    other_folder = folder.with_name(f"{folder.name}-{_digest([identity.get(name) for name in changed])[:8]}")
+    changes = " and ".join(changed)
+    logger.info("%s: not the same %s as before, so it is made again in %s", folder.name, changes, other_folder.name)
+    return other_folder
 
 
 def run_folders(batch: Path) -> list[Path]:

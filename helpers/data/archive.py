@@ -13,9 +13,6 @@ from pathlib import Path
 from .listing import reason_against_name
 
 LARGEST = 20 * 2**30  # bytes that an archive may unpack to
-HARMLESS = 100 * 2**20  # bytes; below them no ratio is asked for
-DENSEST = 100  # times that an archive may grow; text grows 3 to 20 times
-MOST_FILES = 200_000
 ENCRYPTED, MARKED_UTF8 = 0x1, 0x800  # bits of `ZipInfo.flag_bits`
 
 
@@ -31,7 +28,7 @@ def unpack(path: Path, *, source: str) -> Path:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         with zipfile.ZipFile(path, metadata_encoding=_encoding_of_names(path)) as archive:
             members = [info for info in archive.infolist() if not stat.S_ISLNK(info.external_attr >> 16)]
-            _check(members, path.stat().st_size, source)
+            _check(members, source)
             folder = _unpack_once(archive, members, digest, source)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeError) as error:
         raise ValueError(f"{source} is not a whole .zip ({error}): make it or upload it again") from error
@@ -53,22 +50,14 @@ def _encoding_of_names(path: Path) -> str | None:
         return None
 
 
-def _check(members: list[zipfile.ZipInfo], packed: int, source: str) -> None:
+def _check(members: list[zipfile.ZipInfo], source: str) -> None:
     """Raises ValueError for what should not be unpacked."""
     remedy = "unpack it yourself, and give the folder"
     if any(member.flag_bits & ENCRYPTED for member in members):
         raise ValueError(f"{source} is encrypted: {remedy}")
     total = sum(member.file_size for member in members)
-    if total > LARGEST or len(members) > MOST_FILES:
-        raise ValueError(
-            f"{source} unpacks to {total:,} bytes in {len(members):,} files; at most {LARGEST:,} bytes and {MOST_FILES:,} files are "
-            f"unpacked here: {remedy}"
-        )
-    if total > HARMLESS and total > DENSEST * packed:
-        raise ValueError(
-            f"{source} grows from {packed:,} to {total:,} bytes, as an archive does that is made to fill a disk; if it is yours, "
-            f"{remedy}"
-        )
+    if total > LARGEST:
+        raise ValueError(f"{source} unpacks to {total:,} bytes; at most {LARGEST:,} are unpacked here: {remedy}")
     names = set()
     for member in members:
         if member.filename in names:

@@ -112,10 +112,7 @@ class SetAside:
         counts = Counter(reason for _, reason in self.rows)
         first = {reason: where for where, reason in reversed(self.rows)}
         shown = counts.most_common(SHOWN_REASONS)
-        lines = [f"  {count:,}, first {first[reason]}: {reason}" for reason, count in shown]
-        if len(counts) > SHOWN_REASONS:
-            lines.append(f"  and {len(counts) - SHOWN_REASONS:,} more reasons")
-        return "\n".join(lines)
+        return "\n".join(f"  {count:,}, first {first[reason]}: {reason}" for reason, count in shown)
 
 
 def read_rows(path: Path, suffixes: Sequence[str], set_aside: SetAside, *, source: str = "") -> Iterator[Row]:

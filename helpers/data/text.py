@@ -93,13 +93,8 @@ def fitting_encoding(data: bytes) -> str:
 
 
 def _marked(start: bytes) -> str:
-    """UTF-32 or UTF-16 of the first bytes of a file, by their mark or by a NUL in every second of them."""
+    """UTF-32 or UTF-16 of the first bytes of a file, by their mark."""
     for mark, encoding in MARKS.items():
         if start.startswith(mark):
             return encoding
-    even, odd = start[::2], start[1::2]
-    if len(odd) > 3 and not even.count(0) and odd.count(0) > 0.8 * len(odd):
-        return "utf-16-le"
-    if len(odd) > 3 and not odd.count(0) and even.count(0) > 0.8 * len(even):
-        return "utf-16-be"
     return ""

@@ -35,16 +35,16 @@ def words(text: str, stem: Callable[[str], str] | None = None) -> list[str]:
 
     stem: what makes a stem of a word, where the language is known; pairs are left as they are.
     """
-    found = []
+    result = []
     for run in RUNS.finditer(_fold(text)):
         word = run.group()
         if run.group(1):
-            found += _pairs(word)
+            result += _pairs(word)
         elif stem:
-            found.append(stem(word))
+            result.append(stem(word))
         else:
-            found.append(word)
-    return found
+            result.append(word)
+    return result
 
 
 def code_words(text: str, stem: Callable[[str], str] | None = None) -> list[str]:

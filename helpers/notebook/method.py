@@ -31,8 +31,8 @@ def shown() -> tuple[str, str]:
     files = getattr(helpers, "shown", {})
     if len(files) != 1:
         raise RuntimeError("this notebook shows no method's file, or its first cell was not run: run all cells")
-    ((file, known),) = files.items()
-    return file.removesuffix(".py").replace("/", "."), known
+    ((file, built),) = files.items()
+    return file.removesuffix(".py").replace("/", "."), built
 
 
 def write_silently(file: Path) -> None:
@@ -54,9 +54,9 @@ def write_silently(file: Path) -> None:
 def keep(module: str, text: str, file: Path) -> None:
     """Writes the method's text to `file`, and beside it the other modules of its room, which a saved model may bring along."""
     room = Path(importlib.import_module(module.rpartition(".")[0]).__path__[0])
-    kept = {path.name: path.read_bytes() for path in room.glob("*.py")} | {file.name: text.encode()}
+    sources = {path.name: path.read_bytes() for path in room.glob("*.py")} | {file.name: text.encode()}
     file.parent.mkdir(exist_ok=True)
-    for name, content in kept.items():
+    for name, content in sources.items():
         path = file.with_name(name)
         if not path.is_file() or path.read_bytes() != content:
             temporary = path.with_name(f".{name}.{os.getpid()}")
@@ -81,8 +81,8 @@ def use(module: str, file: Path | str) -> None:
     file = Path(file).resolve(strict=True)
     room, _, name = module.rpartition(".")
     assert file.name == f"{name}.py", f"{file} cannot be imported as {module}"
-    for known in [known for known in sys.modules if known == room or known.startswith(f"{room}.")]:
-        del sys.modules[known]
+    for other in [other for other in sys.modules if other == room or other.startswith(f"{room}.")]:
+        del sys.modules[other]
     package = importlib.import_module(room)
     spec = importlib.util.spec_from_file_location(module, file)
     loaded = sys.modules[module] = importlib.util.module_from_spec(spec)

@@ -41,16 +41,16 @@ class OutOfOrder(InputRejected):
 def names(tree: ast.Module) -> tuple[set[str], set[str]]:
     """Names that a cell needs, outside its functions, and names that it makes. Assigning a part of an object makes the object."""
     code = compile(tree, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    needs, makes = set(), {METHOD}.intersection(code.co_consts)
+    needs, assigned = set(), {METHOD}.intersection(code.co_consts)
     for step in dis.get_instructions(code):
         if step.opname in ("STORE_NAME", "DELETE_NAME"):
-            makes.add(step.argval)
-        elif step.opname == "LOAD_NAME" and step.argval not in makes:
+            assigned.add(step.argval)
+        elif step.opname == "LOAD_NAME" and step.argval not in assigned:
             needs.add(step.argval)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
-            makes |= needs.intersection(getattr(part, "id", "") for part in ast.walk(node))
-    return needs, makes
+            assigned |= needs.intersection(getattr(part, "id", "") for part in ast.walk(node))
+    return needs, assigned
 
 
 class Order:
@@ -71,12 +71,12 @@ class Order:
         """Before a cell runs. Raises OutOfOrder."""
         if not isinstance(tree, ast.Module):
             return tree
-        needs, makes = names(tree)
-        place = self._place(makes)
+        needs, assigned = names(tree)
+        place = self._place(assigned)
         if place is None:
             missing = self._makers(needs - self.variables.keys()) - self.ran.keys()
             missing |= set().union(*(self.cells[maker].rests for maker in missing)) - self.ran.keys()
-            stale = set().union(*(self.cells[maker].feeds for maker in self._makers(makes)))
+            stale = set().union(*(self.cells[maker].feeds for maker in self._makers(assigned)))
         else:
             cell = self.cells[place]
             missing = {*cell.rests} - self.ran.keys()
@@ -91,7 +91,7 @@ class Order:
         self._forget(stale, needs)
         self.begun[place] = len(self.begun) and max(self.begun.values()) + 1
         code = ast.unparse(tree)
-        self.running = code if place is None else place, code, needs | makes
+        self.running = code if place is None else place, code, needs | assigned
         return tree
 
     def finish(self, result) -> None:
@@ -108,26 +108,26 @@ class Order:
         rests = self.cells[place].rests
         return [ran for key, (ran, _) in self.ran.items() if key in rests or isinstance(key, str)] + [code]
 
-    def _place(self, makes: set[str]) -> int | None:
+    def _place(self, assigned: set[str]) -> int | None:
         """The place of the notebook's cell that these names fit best, half of its own at least: all where it has the parameters."""
-        best, found = 0.0, None
+        best, place_found = 0.0, None
         for place, cell in enumerate(self.cells):
-            shared = len(makes.intersection(cell.makes))
+            shared = len(assigned.intersection(cell.makes))
             fit = shared**2 / (len(cell.makes) or 1)
             if fit > best and shared * (2 if cell.rests else 1) >= len(cell.makes):
-                best, found = fit, place
-        return found
+                best, place_found = fit, place
+        return place_found
 
-    def _makers(self, wanted: set[str]) -> set[int]:
-        return {place for place, cell in enumerate(self.cells) if wanted.intersection(cell.makes)}
+    def _makers(self, looked_for: set[str]) -> set[int]:
+        return {place for place, cell in enumerate(self.cells) if looked_for.intersection(cell.makes)}
 
     def _remedy(self, missing: set[int], needs: set[str]) -> str:
-        titles, made = [], set()
+        titles, lost = [], set()
         for place in sorted(missing):
             titles.append(f"- {self.cells[place].title}")
-            made.update(self.cells[place].makes)
+            lost.update(self.cells[place].makes)
         return (
-            f"this cell needs {', '.join(sorted(made & needs)) or 'other cells'}: not there, made before the settings, the method or the "
+            f"this cell needs {', '.join(sorted(lost & needs)) or 'other cells'}: not there, made before the settings, the method or the "
             "data changed, trained since, or left by a cell that was stopped. Run these cells to their end, in this order, and then this "
             "one again:\n" + "\n".join(titles)
         )
@@ -151,7 +151,7 @@ watching: Order | None = None
 def watch(shell, cells: str) -> None:
     """Watches the cells of this notebook (JSON: the fields of each), and those of no other that ran in this kernel."""
     global watching
-    shell.ast_transformers = [known for known in shell.ast_transformers if not hasattr(known, "ran")]
+    shell.ast_transformers = [other for other in shell.ast_transformers if not hasattr(other, "ran")]
     watching = Order(shell, cells)
     shell.ast_transformers.append(watching)
     shell.events.register("post_run_cell", watching.finish)

@@ -71,13 +71,13 @@ def _missing(requirements: str) -> tuple[list["Requirement"], list[str]]:
     torch = version("torch")
     missing, complaints = [], []
     for requirement in [Requirement(line) for line in lines if line]:
-        found = version(requirement.name)
+        installed = version(requirement.name)
         never_moved = requirement.name.lower().replace("_", "-") in NEVER_MOVED
-        if found is not None and requirement.specifier.contains(found, prereleases=True):
+        if installed is not None and requirement.specifier.contains(installed, prereleases=True):
             continue
-        if never_moved and found:
+        if never_moved and installed:
             complaints.append(
-                f"{requirement.name} {found} is installed; this notebook was tested with "
+                f"{requirement.name} {installed} is installed; this notebook was tested with "
                 f"{requirement.name}{requirement.specifier}. It is kept: moving it would break the runtime."
             )
         elif never_moved and torch and not requirement.specifier.contains(torch, prereleases=True):
@@ -93,7 +93,7 @@ def _missing(requirements: str) -> tuple[list["Requirement"], list[str]]:
 
 def _constraints() -> list[str]:
     loaded = [distribution for module, distribution in HELD_WHEN_LOADED.items() if module in sys.modules]
-    return [f"{name}=={found}" for name in (*HELD_WHEN_INSTALLED, *loaded) if (found := version(name))]
+    return [f"{name}=={installed}" for name in (*HELD_WHEN_INSTALLED, *loaded) if (installed := version(name))]
 
 
 def _run_pip(specifiers: list[str], constraints: list[str]) -> None:
@@ -123,5 +123,7 @@ def _run_pip(specifiers: list[str], constraints: list[str]) -> None:
 def _loaded() -> dict[str, str]:
     """Version of each distribution that is imported; not of those that share a top-level name, such as `google`."""
     modules = metadata.packages_distributions()
-    names = {names[0] for module, names in modules.items() if module in sys.modules and len({*names}) == 1}
-    return {name: metadata.version(name) for name in names if name}  # an interrupted pip leaves folders without a name
+    distributions = {owners[0] for module, owners in modules.items() if module in sys.modules and len({*owners}) == 1}
+    return {
+        name: metadata.version(name) for name in distributions if name
+    }  # an interrupted pip leaves folders without a name

@@ -58,7 +58,7 @@ def _is_ours(package: Path) -> bool:
     return (package / "notebook" / "unpacking.py").is_file()
 
 
-def _holds(root: Path, files: Mapping[str, str]) -> bool:
+def _has_files(root: Path, files: Mapping[str, str]) -> bool:
     try:
         return all((root / name).read_bytes() == text.encode() for name, text in files.items())
     except OSError:
@@ -69,7 +69,7 @@ def _checkout(files: Mapping[str, str]) -> Path | None:
     """The nearest folder, from here upwards, with the same helpers."""
     for folder in (Path.cwd(), *Path.cwd().parents):
         if (folder / "helpers" / "__init__.py").is_file():
-            if _holds(folder, files):
+            if _has_files(folder, files):
                 return folder
             if _is_ours(folder / "helpers"):
                 print(f"{folder / 'helpers'} is another version and is not used (in a checkout: make notebooks)")
@@ -80,7 +80,7 @@ def _unpacked(files: Mapping[str, str], sha256: str) -> Path:
     """This payload's folder in the user's cache, written once; a temporary one if that is impossible."""
     try:
         root = Path.home() / ".cache" / "training-notebooks" / f"helpers-{sha256[:16]}"
-        if _holds(root, files):
+        if _has_files(root, files):
             return root
         root.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f"{root.name}-", dir=root.parent))
@@ -92,7 +92,7 @@ def _unpacked(files: Mapping[str, str], sha256: str) -> Path:
     try:
         return fresh.rename(root)
     except OSError:  # another kernel was first, or the folder was changed
-        if not _holds(root, files):
+        if not _has_files(root, files):
             return fresh
         shutil.rmtree(fresh)
         return root

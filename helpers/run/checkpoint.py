@@ -56,11 +56,11 @@ def listed(output_dir: Path | str, prefix: str = "") -> list[Path]:
 
     Raises CheckpointUnreadable if the disk does not answer, also for a link to a disk that is not there.
     """
-    named = [path for path in _folders(output_dir) if re.fullmatch(rf"{prefix}checkpoint-\d+", path.name)]
-    for path in named:
+    folders = [path for path in _folders(output_dir) if re.fullmatch(rf"{prefix}checkpoint-\d+", path.name)]
+    for path in folders:
         if not path.exists():
             raise _unreadable(path, FileNotFoundError(f"it is a link to {path.readlink()}"))
-    return sorted(named, key=step_of, reverse=True)
+    return sorted(folders, key=step_of, reverse=True)
 
 
 def renamed(output_dir: Path | str) -> dict[Path, int]:
@@ -187,9 +187,9 @@ def newest_whole(output_dir: Path | str) -> tuple[Path | None, list[str]]:
 
 def set_aside(checkpoint: Path) -> Path:
     """Renames a damaged checkpoint, whose weights may still be of use until the run has passed it; returns its new path."""
-    kept = checkpoint.with_name(f"{DAMAGED}{checkpoint.name}")
-    disk.remove(kept)
-    return checkpoint.rename(kept)
+    target = checkpoint.with_name(f"{DAMAGED}{checkpoint.name}")
+    disk.remove(target)
+    return checkpoint.rename(target)
 
 
 def prune(output_dir: Path | str, keep: int, *, newest: int, protect: Path | str | None = None) -> None:
@@ -202,9 +202,9 @@ def prune(output_dir: Path | str, keep: int, *, newest: int, protect: Path | str
         protect: one more checkpoint to keep.
     """
     protected = protect and Path(protect).resolve()
-    kept = [path for path in listed(output_dir) if step_of(path) <= newest][:keep]
+    newest_ones = [path for path in listed(output_dir) if step_of(path) <= newest][:keep]
     for checkpoint in listed(output_dir):
-        if checkpoint not in kept and checkpoint.resolve() != protected:
+        if checkpoint not in newest_ones and checkpoint.resolve() != protected:
             disk.remove(checkpoint)
     for checkpoint in listed(output_dir, DAMAGED):
         if step_of(checkpoint) <= newest:

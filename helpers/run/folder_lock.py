@@ -52,22 +52,22 @@ def own(output_dir: Path | str, name: str = "output_dir") -> None:
         OSError: the folder cannot be written.
     """
     path = Path(output_dir).resolve()
-    held = _leases.get(path)
-    if held and held.compromise is None and held.is_lock_held_by_us:
+    lease_before = _leases.get(path)
+    if lease_before and lease_before.compromise is None and lease_before.is_lock_held_by_us:
         return
     lease = SoftFileLease(path / LOCK_FILE, lease_duration=SILENCE, heartbeat_interval=HEARTBEAT, thread_local=False)
     owner, this = lease.owner, _this_process()
-    here = owner and owner.hostname == this.hostname and _is_decided_here(owner)
-    if here and owner.pid in {parent.pid for parent in psutil.Process().parents()}:
+    is_decided = owner and owner.hostname == this.hostname and _is_decided_here(owner)
+    if is_decided and owner.pid in {parent.pid for parent in psutil.Process().parents()}:
         return  # a notebook's kernel, which waits for the processes that it launched
-    if here and owner.pid == this.pid:
+    if is_decided and owner.pid == this.pid:
         (path / LOCK_FILE).unlink(missing_ok=True)
-    elif not here:
+    elif not is_decided:
         _wait_for_silence(path, name, owner)
     try:
         lease.acquire(timeout=3)  # seconds: enough for an owner that is known to be dead, also on a busy machine
     except Timeout:
-        raise _taken(path, name, lease.owner) from None
+        raise _refusal(path, name, lease.owner) from None
     _leases[path] = lease
     _began.setdefault(path, time.monotonic())
     atexit.register(lease.release, force=True)
@@ -79,7 +79,7 @@ def _is_decided_here(owner) -> bool:
     return owner.start >> 64 == boot if owner.start else psutil.pid_exists(owner.pid)
 
 
-def _taken(path: Path, name: str, owner) -> FolderTaken:
+def _refusal(path: Path, name: str, owner) -> FolderTaken:
     who = f"process {owner.pid} on {owner.hostname}" if owner else "another process"
     return FolderTaken(
         f"{name}={str(path)!r} is in use by {who}; nothing was touched. Stop that run, or restart the kernel that it "
@@ -99,7 +99,7 @@ def _wait_for_silence(path: Path, name: str, owner) -> None:
         while _heartbeat(lock) == first and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
         if _heartbeat(lock) not in (first, None):
-            raise _taken(path, name, owner)
+            raise _refusal(path, name, owner)
         tracking.say(f"{owner.hostname} is silent: this process goes on with its run")
     lock.unlink(missing_ok=True)
 
@@ -143,10 +143,10 @@ def session_began(output_dir: Path | str, anew: bool = False) -> float:
     """
     path = Path(output_dir).resolve()
     now = time.monotonic()
-    taken = [folder for folder in (path, *path.parents) if folder in _began]
+    folders = [folder for folder in (path, *path.parents) if folder in _began]
     if anew:
-        _began.update(dict.fromkeys(taken, now))
-    return min((_began[folder] for folder in taken), default=now)
+        _began.update(dict.fromkeys(folders, now))
+    return min((_began[folder] for folder in folders), default=now)
 
 
 def release(output_dir: Path | str) -> None:

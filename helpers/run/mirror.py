@@ -123,16 +123,16 @@ def _bring(source: Path, target: Path) -> None:
 
 def _files(folder: Path) -> list[Path]:
     """Files that are copied one by one, relative to `folder`; the results come last."""
-    names = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     return sorted(
-        (name for name in names if not NOT_COPIED.search(name.as_posix())), key=lambda name: name.name == RESULTS_FILE
+        (name for name in files if not NOT_COPIED.search(name.as_posix())), key=lambda name: name.name == RESULTS_FILE
     )
 
 
 def _units(folder: Path) -> set[Path]:
     """Folders that count only as a whole, checkpoints and uploaded data, relative to `folder`."""
-    names = [manifest.parent.relative_to(folder) for manifest in folder.rglob(checkpoint.MANIFEST)]
-    return {name for name in names if re.fullmatch(rf"([^./][^/]*/)*(checkpoint-\d+|{UPLOADED})", name.as_posix())}
+    folders = [manifest.parent.relative_to(folder) for manifest in folder.rglob(checkpoint.MANIFEST)]
+    return {name for name in folders if re.fullmatch(rf"([^./][^/]*/)*(checkpoint-\d+|{UPLOADED})", name.as_posix())}
 
 
 def _step(unit: Path) -> int:
@@ -171,11 +171,11 @@ class Mirror:
 
     def finish(self, patience: float) -> bool:
         """Whether all that is there now is copied, after at most so many seconds."""
-        wanted = self._begun + 1
+        attempt = self._begun + 1
         self._wake.set()
         with self._attempt:
-            self._attempt.wait_for(lambda: self._ended or self._done >= wanted, patience)
-            return self._done >= wanted and not self.problem
+            self._attempt.wait_for(lambda: self._ended or self._done >= attempt, patience)
+            return self._done >= attempt and not self.problem
 
     def say_finished(self) -> None:
         """Waits for the last copies, and says whether they were made."""

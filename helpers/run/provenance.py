@@ -20,8 +20,8 @@ def code() -> dict[str, str | None]:
 
 def payload() -> str:
     """sha256 of the notebook's payload; outside a notebook, of all modules of the checkout."""
-    if known := getattr(helpers, "payload_sha256", ""):
-        return known
+    if digest_of_payload := getattr(helpers, "payload_sha256", ""):
+        return digest_of_payload
     root, digest = Path(helpers.__file__).resolve().parent, hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root.parent).as_posix().encode() + b"\0" + path.read_bytes())
@@ -30,8 +30,8 @@ def payload() -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed libraries that take part in training."""
-    found = {name: version(name) for name in LIBRARIES}
-    return {"python": platform.python_version()} | {name: each for name, each in found.items() if each}
+    installed = {name: version(name) for name in LIBRARIES}
+    return {"python": platform.python_version()} | {name: number for name, number in installed.items() if number}
 
 
 def _commit() -> str | None:

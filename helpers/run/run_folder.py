@@ -75,13 +75,13 @@ class RunFolder:
         tracking.hide_bars()
         return run
 
-    def _take(self, ours: dict[str, Any]) -> None:
+    def _take(self, definition: dict[str, Any]) -> None:
         """Makes `path` the folder of the run `ours`, as `claim` says, with what a second place has of it."""
         folders = {"output_dir": self.path}
         if not self.mirror and (place := mirror.place_of(self.params.keep_in, self.path)):
             folders["keep_in"] = place
         disk.require_mount("output_dir", self.path)
-        runs = {name: _same_run(name, folder, ours, self.params) for name, folder in folders.items()}
+        runs = {name: _same_run(name, folder, definition, self.params) for name, folder in folders.items()}
         if not self.mirror:
             mirror.close_current()
         for name, folder in folders.items():
@@ -90,7 +90,7 @@ class RunFolder:
                 _forget_untrained(folder)
         if "keep_in" in folders:
             mirror.restore(place, self.path)
-        run = (runs["output_dir"] or runs.get("keep_in") or {}) | ours
+        run = (runs["output_dir"] or runs.get("keep_in") or {}) | definition
         if disk.read_json(self.path / RUN_FILE) != run:
             write_json(self.path / RUN_FILE, run)
         is_launched = ranks.count() > 1  # by a kernel in which the file was chosen
@@ -131,27 +131,29 @@ class RunFolder:
 
         Raises ValueError if this folder holds a run of another file, and what `claim` raises.
         """
-        module, known = method.shown()
+        module, built = method.shown()
         text = self.method.read_text(encoding="utf-8")
         compile(text, self.method.name, "exec")  # a SyntaxError names the line of the cell
-        ours = method.digest(text)
+        digest = method.digest(text)
         before, self.path = self.path, self.claimed
-        said = f"{self.method.name} is trained as it was shown"
-        if ours != known:
-            self.path = self.claimed.with_name(f"{self.claimed.name}-edited-{ours[:8]}")
-            said = f"{self.method.name} was edited: this run trains your version, in a folder of its own, {self.path}"
+        message = f"{self.method.name} is trained as it was shown"
+        if digest != built:
+            self.path = self.claimed.with_name(f"{self.claimed.name}-edited-{digest[:8]}")
+            message = (
+                f"{self.method.name} was edited: this run trains your version, in a folder of its own, {self.path}"
+            )
         if self.path != before:
             self._leave(before)
-        run = {"notebook": self.notebook, "parameters": identity(self.params), "method": {module: ours}}
+        run = {"notebook": self.notebook, "parameters": identity(self.params), "method": {module: digest}}
         self._take(run)
         if self.source:  # was noted in the folder that this run leaves
             self.same_data(self.source)
-        kept = self.path / METHOD_FOLDER / self.method.name
-        method.keep(module, text, kept)
-        method.use(module, kept)
+        file = self.path / METHOD_FOLDER / self.method.name
+        method.keep(module, text, file)
+        method.use(module, file)
         xla.keep_programs(self.path / PROGRAMS_FOLDER)
-        self.trained_method = {"file": f"{METHOD_FOLDER}/{kept.name}", "sha256": ours, "edited": ours != known}
-        tracking.say(said)
+        self.trained_method = {"file": f"{METHOD_FOLDER}/{file.name}", "sha256": digest, "edited": digest != built}
+        tracking.say(message)
 
     def same_data(self, source: str) -> None:
         """Notes the data of a run (`source`, with a digest); a run with checkpoints must find the same data.
@@ -201,7 +203,7 @@ class RunFolder:
         return self.path / RESULTS_FILE
 
 
-def _same_run(name: str, path: Path, ours: dict[str, Any], params: Parameters) -> dict[str, Any] | None:
+def _same_run(name: str, path: Path, definition: dict[str, Any], params: Parameters) -> dict[str, Any] | None:
     """What a folder, which is made if need be, says of this run; None if nothing was trained there.
 
     Raises PermissionError and ValueError as `RunFolder.claim` says; `name` is the parameter of the folder.
@@ -215,15 +217,15 @@ def _same_run(name: str, path: Path, ours: dict[str, Any], params: Parameters) -
     except OSError as error:
         raise PermissionError(f"{name}={str(path)!r} cannot be written ({error}); {elsewhere}") from error
     progress = _progress(path)
-    theirs = _first_json(path, RUN_FILE, dict)
-    if theirs is None and (progress or not all(OF_A_RUN.fullmatch(entry) for entry in entries)):
+    recorded = _first_json(path, RUN_FILE, dict)
+    if recorded is None and (progress or not all(OF_A_RUN.fullmatch(entry) for entry in entries)):
         raise ValueError(
             f"{name}={str(path)!r} holds files that are no run of this suite, or one whose {RUN_FILE} is lost "
             f"({', '.join(entries[:4])}{', ...' if len(entries) > 4 else ''}); {elsewhere}"
         )
-    differences = _differences(theirs, ours, params) if theirs else []
+    differences = _differences(recorded, definition, params) if recorded else []
     if not progress:
-        return None if differences else theirs
+        return None if differences else recorded
     if differences:
         raise ValueError(
             f"{name}={str(path)!r} belongs to another run ({'; '.join(differences)}); {elsewhere}, or set the parameters back to "
@@ -233,7 +235,7 @@ def _same_run(name: str, path: Path, ours: dict[str, Any], params: Parameters) -
         raise ValueError(
             f"resume=False, but {name}={str(path)!r} already holds this run; set resume=True to continue it; {elsewhere}"
         )
-    return theirs
+    return recorded
 
 
 def _first_json(path: Path, name: str, kind: type) -> Any:
@@ -276,7 +278,7 @@ def begin_session(
 
     Raises ValueError if `batch_size`, the examples in a step, differs: the data would not continue at the same place.
     """
-    known = [each for each in sessions(output_dir) if each["first_step"] <= first_step and first_step]
+    earlier = [entry for entry in sessions(output_dir) if entry["first_step"] <= first_step and first_step]
     session = {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "kind": runtime.kind,
@@ -288,7 +290,7 @@ def begin_session(
         **provenance.versions(),
         "first_step": first_step,
     }
-    before = known[-1] if known else session
+    before = earlier[-1] if earlier else session
     if before.get("batch_size", batch_size) != batch_size:
         raise ValueError(
             f"batch_size={batch_size} examples a step on {runtime.device_count} device(s), but this run began with "
@@ -296,7 +298,7 @@ def begin_session(
         )
     path = Path(output_dir) / SESSIONS_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, [*known, session])
+    write_json(path, [*earlier, session])
     changed = [
         f"{name} {str(before.get(name))[:40]}, now {str(session.get(name))[:40]}"
         for name in COMPARED
@@ -321,17 +323,21 @@ def saved(figure, path: str | Path):
     return figure
 
 
-def _differences(theirs: Mapping, ours: Mapping, params: Parameters) -> list[str]:
+def _differences(recorded: Mapping, definition: Mapping, params: Parameters) -> list[str]:
     """How another run differs from ours, in words. A parameter that is new since that run began had its default there."""
-    if theirs.get("notebook") != ours["notebook"]:
-        return [f"notebook {theirs.get('notebook')!r} there, {ours['notebook']!r} here"]
+    if recorded.get("notebook") != definition["notebook"]:
+        return [f"notebook {recorded.get('notebook')!r} there, {definition['notebook']!r} here"]
     fields = type(params).model_fields
-    before, now = theirs.get("parameters"), ours["parameters"]
+    before, now = recorded.get("parameters"), definition["parameters"]
     before = before if isinstance(before, dict) else {}
-    found = [
+    differences = [
         f"{name}={before.get(name)!r} there, {now.get(name)!r} here"
         for name in sorted({*now, *(before.keys() - fields.keys())})
         if before.get(name, fields[name].default if name in fields else None) != now.get(name)
     ]
-    there, here = theirs.get("method"), ours.get("method")
-    return found + (["another text of the method's file"] if there and here and there != here else [])
+    recorded_method, own_method = recorded.get("method"), definition.get("method")
+    return differences + (
+        ["another text of the method's file"]
+        if recorded_method and own_method and recorded_method != own_method
+        else []
+    )

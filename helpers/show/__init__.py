@@ -1,1 +1,1 @@
-"""What a person sees: lines, tables, progress and W&B."""
+"""What a person sees: lines, tables, intervals, progress and W&B."""

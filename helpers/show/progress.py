@@ -32,13 +32,13 @@ class Progress(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not logs or not ("loss" in logs or "eval_loss" in logs) or self._mark is None:
             return
-        told = [f"step {state.global_step}/{state.max_steps}"]
-        told += [f"{name} {logs[name]:{digits}}" for name, digits in SHOWN.items() if name in logs]
+        parts = [f"step {state.global_step}/{state.max_steps}"]
+        parts += [f"{name} {logs[name]:{digits}}" for name, digits in SHOWN.items() if name in logs]
         if "loss" in logs:
             (step, since), self._mark = self._mark, (state.global_step, time.perf_counter())
             rate = max((state.global_step - step) / max(self._mark[1] - since, 1e-9), 1e-9)
-            told += [f"steps/s {rate:.2f}", f"left {tables.seconds((state.max_steps - state.global_step) / rate)}"]
-        say("  ".join(told))
+            parts += [f"steps/s {rate:.2f}", f"left {tables.seconds((state.max_steps - state.global_step) / rate)}"]
+        say("  ".join(parts))
 
 
 class LiveProgress(NotebookProgressCallback, Progress):

@@ -24,8 +24,8 @@ def text(rows: Sequence[Row], caption: str = "") -> str:
     """Rows as text in aligned columns."""
     lines = _cells(rows)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    told = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-    return "\n".join([caption, *told] if caption else told)
+    lines_of_text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    return "\n".join([caption, *lines_of_text] if caption else lines_of_text)
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -58,8 +58,8 @@ def seconds(value: float | None) -> str | None:
     """Seconds in a unit that fits their size."""
     if value is None:
         return None
-    for unit, length, most in (("ms", 1e-3, 1), ("s", 1, 120), ("min", 60, 7_200), ("h", 3_600, 172_800)):
-        if value < most:
+    for unit, length, limit in (("ms", 1e-3, 1), ("s", 1, 120), ("min", 60, 7_200), ("h", 3_600, 172_800)):
+        if value < limit:
             return f"{value / length:.2g} {unit}" if value / length < 10 else f"{value / length:.0f} {unit}"
     return f"{value / 86_400:.1f} d"
 

@@ -88,13 +88,13 @@ class Stops(TrainerCallback):
 
     def _watch(self, ended: threading.Event, parent: int) -> None:
         watched = tracking.in_kernel() or ranks.count() > 1
-        said = False
+        is_announced = False
         while not ended.wait(WATCH_SECONDS):
             if watched and os.getppid() != parent:
                 self.reason = self.reason or "the parent process is gone"
             self._look_at_the_clock()
-            if self.reason and not said:
-                said = True
+            if self.reason and not is_announced:
+                is_announced = True
                 tracking.say(f"{self.reason}: the run saves after this step and stops")
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -131,9 +131,9 @@ def _spare_orphans(spared: bool) -> None:
 
 def all_finite(tensors: Iterable) -> bool:
     """Whether no floating-point tensor holds NaN or infinity: one pass over each, one wait for the device."""
-    found = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
-    found = [tensor.cpu() if tensor.device.type == "xla" else tensor for tensor in found]  # where it would compile
-    return bool(get_total_norm(found, math.inf).isfinite())
+    values = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    values = [tensor.cpu() if tensor.device.type == "xla" else tensor for tensor in values]  # where it would compile
+    return bool(get_total_norm(values, math.inf).isfinite())
 
 
 class FiniteGuard:
@@ -184,8 +184,8 @@ class LossScale:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out (CUDA, CPU allocator, XLA)."""
-    said = str(error).lower()
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in said for words in OUT_OF_MEMORY)
+    message = str(error).lower()
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in message for words in OUT_OF_MEMORY)
 
 
 def is_not_repeatable(error: BaseException) -> bool:

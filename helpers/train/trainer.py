@@ -139,7 +139,6 @@ class TrainerMixin(TrainerCallback):
             CheckpointNotWritten: a checkpoint could not be written (the first is written before the first step).
             RuntimeError: memory ran out with the smallest micro-batch.
             EvaluationOutOfMemory: memory ran out in an evaluation; the steps before it are saved.
-            ValueError: a new run would begin from trained weights.
             CheckpointUnreadable: a checkpoint could not be read; it is kept as it is.
         """
         output_dir = self.args.output_dir
@@ -151,8 +150,6 @@ class TrainerMixin(TrainerCallback):
         ):
             source = self._checkpoint_to_resume(resume_from_checkpoint) if ranks.is_main() else None
             source = ranks.broadcast(source)
-            if source is None:
-                self._refuse_trained_weights()
             if ranks.count() > 1 and self.model_wrapped is self.model:
                 # accelerate marks a model at its first evaluation. A marked one is never wrapped, and each process would train its own.
                 vars(self.model).pop("_is_accelerate_prepared", None)
@@ -172,35 +169,17 @@ class TrainerMixin(TrainerCallback):
                         self._shrink_micro_batch(error)
                     else:
                         raise
-                finally:
-                    self._mark_trained()
                 # Outside `except`: the traceback would keep the failed step's tensors alive.
                 self._forget_failed_step()
                 source, _ = checkpoint.newest_whole(output_dir)
             if self.stops.reason and (self._owes_evaluation() or self.state.global_step < self.args.max_steps):
                 self._raise_stopped()
             self._load_best()
-            self._mark_trained()
             if any(
                 ranks.gather(bool(self.stops.reason) and not self.stops.out_of_time)
             ):  # a signal came since the last step
                 self._raise_stopped()
         return output
-
-    def _weights_version(self) -> int:
-        """Changes whenever a weight is written."""
-        return sum(parameter._version for parameter in self.trained_module().parameters())
-
-    def _mark_trained(self) -> None:
-        if self.state.global_step:
-            self.trained_module().trained_version = self._weights_version()
-
-    def _refuse_trained_weights(self) -> None:
-        if getattr(self.trained_module(), "trained_version", None) == self._weights_version():
-            raise ValueError(
-                f"output_dir={self.args.output_dir!r} holds no checkpoint, and the model has been trained before: this run would "
-                "begin from trained weights. Run the cell that makes the model again, then the cells after it"
-            )
 
     def _raise_stopped(self):
         step = self.state.global_step

@@ -112,22 +112,6 @@ def test_cells_with_magics_run_in_each_process_and_only_the_first_speaks_and_wri
     assert {path.name for path in tmp_path.iterdir()} == {"out", "told", "shown.ipynb"}
 
 
-@pytest.mark.slow
-def test_a_notebook_of_which_one_process_is_killed_goes_on_to_its_end(tmp_path):
-    notebook, output = small.write(tmp_path / "tiny.ipynb"), tmp_path / "out"
-    small.hold(notebook, True)
-    given = {"ending": "train", "output_dir": output, "hold": tmp_path / "hold"}
-    launcher = start(str(notebook), **given)
-    wait_for(output / "held", launcher)
-    processes_of(launcher)[1].kill()
-    assert "Signal 9 (SIGKILL)" in finished(launcher, status=1)
-    assert not (output / "results.json").exists()
-    small.hold(notebook, False)
-    said = finished(start(str(notebook), **given))
-    assert said.count("resuming from checkpoint-4") == 1
-    assert json.loads((output / "results.json").read_text())["train"]["steps"] == 12
-
-
 def test_processes_whose_launcher_is_killed_end_by_themselves(tmp_path):
     launcher = start(f"{HERE}:linger", folder=tmp_path)
     wait_for(tmp_path / "here", launcher)
