@@ -27,7 +27,6 @@ _mounts = {COLAB_DRIVE}  # where a disk is to be expected
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary file, which then takes the place of `path`: whole or not at all, whatever ends the process or the machine."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield temporary
@@ -55,6 +54,7 @@ def read_json(path: Path) -> Any:
 
 def copy(source: Path, target: Path) -> None:
     """Copies a file."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as temporary:
         shutil.copyfile(source, temporary)
 
