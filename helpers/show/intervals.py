@@ -43,16 +43,15 @@ def bootstrap(measure: Callable[..., float], *columns_N: np.ndarray, groups: Seq
 
     groups: of each item, where the items of one, such as the questions on a document, are drawn together.
     """
-    rows_G = np.arange(len(columns_N[0]))[:, None]
-    if groups is not None:
-        number_N = np.unique(groups, return_inverse=True)[1]
-        rows_G = np.split(np.argsort(number_N, kind="stable"), np.cumsum(np.bincount(number_N))[:-1])
+    number_N = np.arange(len(columns_N[0])) if groups is None else np.unique(groups, return_inverse=True)[1]
+    rows_G = np.split(np.argsort(number_N, kind="stable"), np.cumsum(np.bincount(number_N))[:-1])
     low, high, generator = -math.inf, math.inf, np.random.default_rng(0)
     if len(rows_G) >= FEWEST:
         values = []
         for _ in range(RESAMPLES):
-            drawn = generator.integers(len(rows_G), size=len(rows_G))
-            rows = np.concatenate([rows_G[group] for group in drawn])
+            rows = generator.integers(len(rows_G), size=len(rows_G))
+            if groups is not None:
+                rows = np.concatenate([rows_G[group] for group in rows])
             values.append(measure(*(column_N[rows] for column_N in columns_N)))
         low, high = np.quantile(values, (0.025, 0.975))
     return Interval(float(measure(*columns_N)), float(low), float(high), len(rows_G))
