@@ -73,7 +73,7 @@ def steps() -> str:
     sizes, recipe = found["sizes"], found["recipe"]
     return (
         f"{sizes['train']} training records, {sizes['validation']} to choose, {sizes['test']} test questions; LoRA of rank {recipe['rank']}, rate "
-        f"{recipe['rate']}, {recipe['passes']['chains']} passes with chains, {recipe['passes']['labels']} on labels alone (about as many steps). "
+        f"{recipe['rate']}, passes over the records: {recipe['passes']['chains']} with chains, {recipe['passes']['labels']} on labels alone (about as many steps). "
         f"Right by seed: with chains {_shares(found['right']['chains'])} %, on labels alone {_shares(found['right']['labels'])} %. Chains that are right in "
         f"every step, by seed: {_shares(found['every step right'])} %."
     )

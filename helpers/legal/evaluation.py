@@ -31,7 +31,8 @@ COPY, BASE, SOLVED, TRAINED = "copy of the question", "base model", "base model,
 
 def label_alone(records: Records) -> bool:
     """Whether the last turn is a label and nothing else, so that every label can be asked for its likelihood."""
-    return bool(records.choices) and not any(record.reasoning for record in records.splits["train"])
+    lasts = [record.messages[-1] for record in records.splits["train"]]
+    return bool(records.choices) and not any(last.keys() - {"role", "content"} for last in lasts)
 
 
 def scored(records: Records) -> Sequence[Record]:
@@ -60,8 +61,8 @@ def nearest(train: Sequence[Record], asked: Sequence[Record], count: int = 1):
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     words = TfidfVectorizer(token_pattern=r"\w+", sublinear_tf=True)
-    known_TW = words.fit_transform([each.question for each in train])
-    alike_QT = words.transform([each.question for each in asked]) @ known_TW.T
+    train_TW = words.fit_transform([record.question for record in train])
+    alike_QT = words.transform([record.question for record in asked]) @ train_TW.T
     return np.argsort(-alike_QT.toarray(), axis=1, kind="stable")[:, :count]
 
 
@@ -161,13 +162,7 @@ def scores(systems: Mapping[str, Sequence[Sequence[str]]], asked: Sequence[Recor
     systems: by name the answers to the questions `asked`, one list a seed; values are means over seeds. Differences are paired.
     """
     groups = [record.group or f"question {number}" for number, record in enumerate(asked)]
-    right = {}
-    for name, seeds in systems.items():
-        hits = [
-            [_plain(answer) == _plain(record.answer) for answer, record in zip(seed, asked, strict=True)]
-            for seed in seeds
-        ]
-        right[name] = np.mean(hits, axis=0)
+    right = {name: np.mean([_right(seed, asked) for seed in seeds], axis=0) for name, seeds in systems.items()}
     found: dict[str, Any] = {"questions": len(asked), "groups": len({*groups}), "systems": {}, "trained less": {}}
     for name, right_Q in right.items():
         found["systems"][name] = _values(bootstrap(np.mean, right_Q, groups=groups))
@@ -185,11 +180,15 @@ def _values(interval: Interval) -> dict[str, float | None]:
 
 def form(samples: Sequence[Mapping[str, Any]], asked: Sequence[Record]) -> dict[str, float]:
     """The shares of written turns that stop by themselves, and whose answer and reasoning are the record's, word for word."""
-    right = [_plain(sample["answer"]) == _plain(record.answer) for sample, record in zip(samples, asked, strict=True)]
+    right = _right([sample["answer"] for sample in samples], asked)
     shares = {"stops": [sample["stops"] for sample in samples], "answer is right": right}
     if any(record.reasoning for record in asked):
         shares["every step is right"] = [sample["reasoning"] for sample in samples]
     return {name: float(np.mean(values)) for name, values in shares.items()} | {"of": len(samples)}
+
+
+def _right(answers: Sequence[str], asked: Sequence[Record]) -> list[bool]:
+    return [_plain(answer) == _plain(record.answer) for answer, record in zip(answers, asked, strict=True)]
 
 
 def _plain(text: str) -> str:
