@@ -188,7 +188,7 @@ class Study:
 
     def base(self, form: str, examples: int) -> dict:
         """Answers of the model as it came, asked alone or after the nearest training records, solved."""
-        model, template = self.start("full")
+        model, template = self.start("lora")  # whose adapters add nothing yet
         splits = self.records[form].splits
         asked = splits["test"]
         if examples:
@@ -203,7 +203,7 @@ class Study:
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-        model, template = self.start("full")
+        model, template = self.start("lora")  # whose adapters add nothing yet
         states, gold = {}, {}
         for name, records in self.records["labels"].splits.items():
             gold[name] = [record.answer for record in records]

@@ -234,8 +234,8 @@ def record_of(row: Row, unused: Counter) -> Record:
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()  # nobody answers
     roles = [message["role"] for message in messages if message["role"] != "system"]
-    if not roles:
-        raise Unusable("no question and no answer")
+    if not roles or learned >= len(messages):
+        raise Unusable("no question and no answer" if not roles else "no answer")
     if roles[0] == "assistant":
         raise Unusable("no question: the conversation begins with the assistant")
     record = Record(number, tuple(messages), tools, group, learned, text_alone)
@@ -274,13 +274,18 @@ def _message(item: Any) -> dict[str, Any]:
     name = str(message.pop("role", message.pop("from", ""))).strip().lower()
     content = message.pop("content", message.pop("value", ""))
     role = ROLE_OF.get(name, name)
-    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+    if isinstance(content, list) and all(
+        isinstance(part, Mapping) and str(part.get("type")).endswith("text") for part in content
+    ):
         content = "".join(str(part.get("text", "")) for part in content)
     elif role == "tool" and not isinstance(content, str):
         content = json.dumps(content, ensure_ascii=False)
     for key in REASONING:
         if key in message:
             message[REASONING_KEY] = message.pop(key)
+    if role == "assistant" and isinstance(content, str) and "</think>" in content and REASONING_KEY not in message:
+        reasoning, _, content = content.rpartition("</think>")
+        message[REASONING_KEY], content = reasoning.replace("<think>", "").strip(), content.strip()
     texts = content, message.get(REASONING_KEY, "")
     if not role or not all(isinstance(text, str) for text in texts):
         raise Unusable(NO_MESSAGE)

@@ -166,7 +166,8 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The loss of all labels of a batch over `num_items_in_batch`, the labels of its step."""
-        with disable_input_dtype_casting(model, active=self.plan.precision != "fp32"):  # autocast does it
+        casts = disable_input_dtype_casting(model, active=self.plan.precision != "fp32")  # autocast does it
+        with self.accelerator.autocast(), casts:
             loss = summed_loss(model, inputs, self.runtime.device_count if self.runtime.family == "xla" else 1)
         loss = loss / torch.as_tensor(num_items_in_batch, device=loss.device).clamp(min=1)
         if self.args.average_tokens_across_devices:

@@ -82,7 +82,14 @@ SHAPES = {
     ),
     "reasoning in every turn": (
         "x.jsonl",
-        {"messages": [USER, THINKS, USER | {"content": "And?"}, THINKS]},
+        {
+            "messages": [
+                USER,
+                THINKS,
+                USER | {"content": "And?"},
+                ASSISTANT | {"content": "<think>Because {a}.</think>{a}"},
+            ]
+        },
         ["And?"],
         ["<think>\nBecause {a}.\n</think>\n\n{a}"] * 2,
     ),

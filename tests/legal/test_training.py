@@ -210,7 +210,7 @@ def test_a_step_of_qwens_depth_launches_at_most_5850_operations(tmp_path):
     model = apply_lora(base, 16)
     machine = replace(cpu_here(), precision="bf16")
     planned = plan_by_hand(machine, batch_size=5, steps=1, length=1024, learning_rate=1e-4)
-    arguments = sft_config(planned, machine, tmp_path, length=1024, eval_steps=9, save_steps=9)
+    arguments = sft_config(planned, machine, tmp_path, length=1024, seed=1, eval_steps=9, save_steps=9, logging_steps=9)
     ids = [[5] * (197 + n % 2) for n in range(25)]
     data = Dataset.from_list([{"input_ids": row, "labels": [IGNORED] * 100 + row[100:]} for row in ids])
     trainer = LegalTrainer(model, arguments, data, data, tokenizer, plan=planned, runtime=machine)
