@@ -114,13 +114,13 @@ class Records(DataSource):
                     f"data_source={self.name!r}: {len(records)} records are left for {name}; set aside: {reasons or 'none'}. Give "
                     f"at least {FEWEST} records that differ, or splits of your own (train, validation, test)"
                 )
-        return replace(self, splits={name: tuple(each) for name, each in splits.items()}, set_aside=set_aside)
+        return replace(self, splits={name: tuple(records) for name, records in splits.items()}, set_aside=set_aside)
 
     def rows(self) -> list[dict[str, Any]]:
         """What there is, what was set aside for which reason and what is not used, for a table."""
         lines = [(f"{name} records", len(records), "") for name, records in self.splits.items()]
-        reasons = Counter(each["reason"] for each in self.set_aside)
-        first = {each["reason"]: f"first: {each['row']}" for each in reversed(self.set_aside)}
+        reasons = Counter(entry["reason"] for entry in self.set_aside)
+        first = {entry["reason"]: f"first: {entry['row']}" for entry in reversed(self.set_aside)}
         lines += [(f"set aside: {reason}", count, first[reason]) for reason, count in reasons.most_common()]
         lines += [(f"column `{name}` is not used", count, "") for name, count in self.unused.items()]
         lines += [("labels", len(self.choices), ", ".join(self.choices))] if self.choices else []

@@ -43,30 +43,30 @@ def scored(records: Records) -> Sequence[Record]:
 # ---- answers that cost nothing
 
 
-def baselines(records: Records, asked: Sequence[Record] = ()) -> dict[str, list[str]]:
+def baselines(records: Records, questions: Sequence[Record] = ()) -> dict[str, list[str]]:
     """What the nearest record, the question itself and, for labels, the most frequent one and a linear model on words answer."""
-    train, asked = records.splits["train"], asked or scored(records)
+    train, questions = records.splits["train"], questions or scored(records)
     answers = {
-        NEAREST: [train[row].answer for row in nearest(train, asked)[:, 0]],
-        COPY: [record.messages[-2]["content"] for record in asked],
+        NEAREST: [train[row].answer for row in nearest(train, questions)[:, 0]],
+        COPY: [record.messages[-2]["content"] for record in questions],
     }
     if records.choices:
-        answers[FREQUENT] = [Counter(record.answer for record in train).most_common(1)[0][0]] * len(asked)
-        answers[WORDS] = linear_model(train, records.splits["validation"], asked)
+        answers[FREQUENT] = [Counter(record.answer for record in train).most_common(1)[0][0]] * len(questions)
+        answers[WORDS] = linear_model(train, records.splits["validation"], questions)
     return answers
 
 
-def nearest(train: Sequence[Record], asked: Sequence[Record], count: int = 1):
+def nearest(train: Sequence[Record], questions: Sequence[Record], count: int = 1):
     """Rows of the `count` training questions most like each one, by the cosine of their words' TF-IDF: [Q, count]."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     words = TfidfVectorizer(token_pattern=r"\w+", sublinear_tf=True)
     train_TW = words.fit_transform([record.question for record in train])
-    alike_QT = words.transform([record.question for record in asked]) @ train_TW.T
+    alike_QT = words.transform([record.question for record in questions]) @ train_TW.T
     return np.argsort(-alike_QT.toarray(), axis=1, kind="stable")[:, :count]
 
 
-def linear_model(train: Sequence[Record], validation: Sequence[Record], asked: Sequence[Record]) -> list[str]:
+def linear_model(train: Sequence[Record], validation: Sequence[Record], questions: Sequence[Record]) -> list[str]:
     """Logistic regression on the TF-IDF of words, word pairs and letters, of the strength that is best on the validation records."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -75,7 +75,7 @@ def linear_model(train: Sequence[Record], validation: Sequence[Record], asked: S
     words = TfidfVectorizer(token_pattern=r"\w+", ngram_range=(1, 2), sublinear_tf=True)
     letters = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, min_df=2)
     texts, labels = {}, {}
-    for name, records in (("train", train), ("validation", validation), ("asked", asked)):
+    for name, records in (("train", train), ("validation", validation), ("questions", questions)):
         texts[name] = [record.question for record in records]
         labels[name] = [record.answer for record in records]
     models = []
@@ -83,22 +83,22 @@ def linear_model(train: Sequence[Record], validation: Sequence[Record], asked: S
         model = make_pipeline(make_union(words, letters), LogisticRegression(C=strength, max_iter=1000))
         models.append(model.fit(texts["train"], labels["train"]))
     best = max(models, key=lambda model: model.score(texts["validation"], labels["validation"]))
-    return best.predict(texts["asked"]).tolist()
+    return best.predict(texts["questions"]).tolist()
 
 
 # ---- asking the model
 
 
-def by_likelihood(model, template, asked: Sequence[Record], choices: Sequence[str]) -> list[str]:
+def by_likelihood(model, template, questions: Sequence[Record], choices: Sequence[str]) -> list[str]:
     """The label to which the model gives the highest probability, the end of its turn included."""
-    log_p_QC = log_probabilities(model, template, [template.prompt(record) for record in asked], choices)
+    log_p_QC = log_probabilities(model, template, [template.prompt(record) for record in questions], choices)
     return [choices[best] for best in log_p_QC.argmax(1)]
 
 
-def with_examples(train: Sequence[Record], asked: Sequence[Record], count: int = EXAMPLES) -> list[Record]:
+def with_examples(train: Sequence[Record], questions: Sequence[Record], count: int = EXAMPLES) -> list[Record]:
     """The questions with the `count` nearest training records, solved, as turns before them; the nearest stands last."""
     solved = []
-    for record, rows in zip(asked, nearest(train, asked, count), strict=True):
+    for record, rows in zip(questions, nearest(train, questions, count), strict=True):
         examples = [message for row in reversed(rows) for message in train[row].messages]
         turns = [message for message in (*examples, *record.messages) if message["role"] != "system"]
         system = record.messages[:1] if record.system else ()
@@ -122,10 +122,10 @@ def most_tokens(lengths: Iterable[int]) -> int:
     return min(LONGEST_ANSWER, 8 + max(lengths) * 3 // 2)
 
 
-def written(model, template, asked: Sequence[Record], **options) -> list[dict[str, Any]]:
+def written(model, template, questions: Sequence[Record], **options) -> list[dict[str, Any]]:
     """What the model writes for each record: its text and answer, whether it stops, and whether its reasoning is the record's."""
     samples = []
-    for record, output in zip(asked, generate(model, template, asked, **options), strict=True):
+    for record, output in zip(questions, generate(model, template, questions, **options), strict=True):
         reasoning, answer = parts_of(output.text)
         wanted_reasoning, wanted = parts_of(last_turn(template, record))
         if _plain(answer) == _plain(wanted):
@@ -156,39 +156,38 @@ def parts_of(turn: str) -> tuple[str, str]:
 # ---- scores
 
 
-def scores(systems: Mapping[str, Sequence[Sequence[str]]], asked: Sequence[Record]) -> dict[str, Any]:
+def scores(systems: Mapping[str, Sequence[Sequence[str]]], questions: Sequence[Record]) -> dict[str, Any]:
     """The share of right answers of each system, and the difference of the trained one to it, with intervals over documents.
 
-    systems: by name the answers to the questions `asked`, one list a seed; values are means over seeds. Differences are paired.
+    systems: by name the answers to `questions`, one list a seed; values are means over seeds. Differences are paired.
     """
-    groups = [record.group or f"question {number}" for number, record in enumerate(asked)]
-    right = {name: np.mean([_right(seed, asked) for seed in seeds], axis=0) for name, seeds in systems.items()}
-    found: dict[str, Any] = {"questions": len(asked), "groups": len({*groups}), "systems": {}, "trained less": {}}
+    groups = [record.group or f"question {number}" for number, record in enumerate(questions)]
+    right = {name: np.mean([_right(seed, questions) for seed in seeds], axis=0) for name, seeds in systems.items()}
+    results: dict[str, Any] = {"questions": len(questions), "groups": len({*groups}), "systems": {}, "trained less": {}}
     for name, right_Q in right.items():
-        found["systems"][name] = _values(bootstrap(np.mean, right_Q, groups=groups))
+        results["systems"][name] = _values(bootstrap(np.mean, right_Q, groups=groups))
         if name != TRAINED and TRAINED in right:
-            found["trained less"][name] = _values(bootstrap(np.mean, right[TRAINED] - right_Q, groups=groups))
-    return found
+            results["trained less"][name] = _values(bootstrap(np.mean, right[TRAINED] - right_Q, groups=groups))
+    return results
 
 
 def _values(interval: Interval) -> dict[str, float | None]:
     """Value and bounds, which are None over too few questions."""
-    bounds = {"low": interval.low, "high": interval.high}
-    finite = {name: bound if math.isfinite(bound) else None for name, bound in bounds.items()}
-    return {"value": interval.value, **finite}
+    low, high = (bound if math.isfinite(bound) else None for bound in (interval.low, interval.high))
+    return {"value": interval.value, "low": low, "high": high}
 
 
-def form(samples: Sequence[Mapping[str, Any]], asked: Sequence[Record]) -> dict[str, float]:
+def form(samples: Sequence[Mapping[str, Any]], questions: Sequence[Record]) -> dict[str, float]:
     """The shares of written turns that stop by themselves, and whose answer and reasoning are the record's, word for word."""
-    right = _right([sample["answer"] for sample in samples], asked)
+    right = _right([sample["answer"] for sample in samples], questions)
     shares = {"stops": [sample["stops"] for sample in samples], "answer is right": right}
-    if any(record.reasoning for record in asked):
+    if any(record.reasoning for record in questions):
         shares["every step is right"] = [sample["reasoning"] for sample in samples]
     return {name: float(np.mean(values)) for name, values in shares.items()} | {"of": len(samples)}
 
 
-def _right(answers: Sequence[str], asked: Sequence[Record]) -> list[bool]:
-    return [_plain(answer) == _plain(record.answer) for answer, record in zip(answers, asked, strict=True)]
+def _right(answers: Sequence[str], questions: Sequence[Record]) -> list[bool]:
+    return [_plain(answer) == _plain(record.answer) for answer, record in zip(answers, questions, strict=True)]
 
 
 def _plain(text: str) -> str:
@@ -225,23 +224,23 @@ def examine(trainer, template, records: Records, rows, *, examples: bool = False
 
     rows: of the test records (`training.encode`). examples: ask for labels after solved examples, too.
     """
-    model, asked = trainer.model, scored(records)
-    found: dict[str, Any] = {"completion": trainer.completion_loss(rows)}
+    model, questions = trainer.model, scored(records)
+    results: dict[str, Any] = {"completion": trainer.completion_loss(rows)}
     with trainer.compute_loss_context_manager():
-        samples = written(model, template, asked, max_new_tokens=answer_length(template, asked))
-        found["answers"] = [sample["answer"] for sample in samples]
+        samples = written(model, template, questions, max_new_tokens=answer_length(template, questions))
+        results["answers"] = [sample["answer"] for sample in samples]
         if label_alone(records):
-            found["answers"] = by_likelihood(model, template, asked, records.choices)
+            results["answers"] = by_likelihood(model, template, questions, records.choices)
             if examples:
-                solved = with_examples(records.splits["train"], asked)
-                found["after examples"] = by_likelihood(model, template, solved, records.choices)
-    return found | {"samples": samples, "form": form(samples, asked)}
+                solved = with_examples(records.splits["train"], questions)
+                results["after examples"] = by_likelihood(model, template, solved, records.choices)
+    return results | {"samples": samples, "form": form(samples, questions)}
 
 
-def table(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+def table(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row for each system of `scores`, in percent with 95 % intervals."""
     rows = []
-    for name, values in found["systems"].items():
+    for name, values in results["systems"].items():
         interval = "" if values["low"] is None else " ({low:.1%} to {high:.1%})".format(**values)
         rows.append({"answers": name, "right": f"{values['value']:.1%}{interval}"})
     return rows
@@ -250,28 +249,28 @@ def table(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 def written_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Loss and perplexity of the test records' own texts, and the form of what is written, before and after training."""
     rows = []
-    for name, found in ((BASE, before), (TRAINED, after)):
-        loss, perplexity = found["completion"]["loss"], found["completion"]["perplexity"]
+    for name, results in ((BASE, before), (TRAINED, after)):
+        loss, perplexity = results["completion"]["loss"], results["completion"]["perplexity"]
         row = {"model": name, "loss": round(loss, 3), "perplexity": round(perplexity, 2)}
-        rows.append(row | {measure: f"{share:.0%}" for measure, share in found["form"].items() if measure != "of"})
+        rows.append(row | {measure: f"{share:.0%}" for measure, share in results["form"].items() if measure != "of"})
     return rows
 
 
-def verdict(found: Mapping[str, Any]) -> list[str]:
+def verdict(results: Mapping[str, Any]) -> list[str]:
     """A sentence for the base model and for the best method that costs nothing: better, worse, or not told apart."""
-    free = [name for name in (NEAREST, COPY, FREQUENT, WORDS) if name in found["systems"]]
-    best = max(free, key=lambda name: found["systems"][name]["value"])
+    free = [name for name in (NEAREST, COPY, FREQUENT, WORDS) if name in results["systems"]]
+    best = max(free, key=lambda name: results["systems"][name]["value"])
     lines = []
     for name in (best, BASE):
-        difference = found["trained less"][name]
+        difference = results["trained less"][name]
         if difference["low"] is None:
-            lines.append(f"{found['groups']} test questions are too few to compare the trained model with {name}.")
+            lines.append(f"{results['groups']} test questions are too few to compare the trained model with {name}.")
             continue
-        outcome = Interval(**difference, items=found["groups"]).outcome
-        outcome = {"better": "is better than", "worse": "is worse than"}.get(outcome, "is not told apart from")
+        points = [f"{100 * difference[bound]:+.1f}" for bound in ("value", "low", "high")]
+        outcome = Interval(**difference, items=results["groups"]).outcome
         lines.append(
-            f"The trained model {outcome} {name}: {100 * difference['value']:+.1f} points (95 % interval {100 * difference['low']:+.1f} to "
-            f"{100 * difference['high']:+.1f}, {found['questions']} questions in {found['groups']} groups)."
+            f"The trained model is {outcome} beside {name}: {points[0]} points (95 % interval {points[1]} to {points[2]}, "
+            f"{results['questions']} questions in {results['groups']} groups)."
         )
     return lines
 

@@ -29,7 +29,7 @@ class Generated:
     stopped: bool  # the model ended it; False: max_new_tokens did
 
 
-def generate(model, template, asked: Sequence, *, max_new_tokens: int, batch_size: int = BATCH) -> list[Generated]:
+def generate(model, template, records: Sequence, *, max_new_tokens: int, batch_size: int = BATCH) -> list[Generated]:
     """What `model` writes for each record, in their order: the likeliest token at every step, by transformers' own `generate`.
 
     Sampling, penalties and filters of the model's generation_config do not count: before and after training are compared.
@@ -51,7 +51,7 @@ def generate(model, template, asked: Sequence, *, max_new_tokens: int, batch_siz
         use_cache=True,
     )
     model = cpu_copy(model) if model.device.type == "xla" else model
-    prompts = [torch.tensor(template.encode(template.prompt(each)), device=model.device) for each in asked]
+    prompts = [torch.tensor(template.encode(template.prompt(record)), device=model.device) for record in records]
     outcomes = []
     model.eval()  # which a training step undoes
     for start in range(0, len(prompts), batch_size):

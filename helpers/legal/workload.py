@@ -89,8 +89,8 @@ def plan_of(
     answer = most_tokens(sum(label != IGNORED for label in labels) for labels in rows["test"]["labels"])
     prompt = max(len(ids) for name in ("train", "test") for ids in rows[name]["input_ids"])
     choices = len(records.choices), 1 + max(map(len, records.choices), default=0)  # a token has a letter at least
-    asked = {"prompt": prompt, "answer": answer, "choices": choices}
-    step = workload(model, params.base_model, block, params.method, **asked)
+    longest = {"prompt": prompt, "answer": answer, "choices": choices}
+    step = workload(model, params.base_model, block, params.method, **longest)
     blocks = count_blocks([*map(len, rows["train"]["input_ids"])], block)
     planned = planner.plan(
         recipe(blocks, block, params.method, machine.device_count),
@@ -136,10 +136,10 @@ def run_cells(file: str) -> None:
     list(processes.run_cells([last]))
 
 
-def workload(model, name: str, length: int, method: str, **asked: Any) -> Workload:
+def workload(model, name: str, length: int, method: str, **longest: Any) -> Workload:
     """The step of a causal language model on packed blocks, whole or with adapters, with the tiled loss.
 
-    asked: the arguments of `ask_the_most`, what the run asks of its model; by default texts of a block's length.
+    longest: the arguments of `ask_the_most`, what the run asks of its model; by default texts of a block's length.
     """
 
     def batch(examples: int, length: int) -> dict[str, torch.Tensor]:
@@ -152,7 +152,7 @@ def workload(model, name: str, length: int, method: str, **asked: Any) -> Worklo
         model=_counted_in_four_bits(model) if method == "qlora" else model,
         batch=batch,
         loss=lambda model, blocks: summed_loss(model, blocks) / blocks["labels"].numel(),
-        evaluation=functools.partial(ask_the_most, **{"prompt": length, "answer": most_tokens([length])} | asked),
+        evaluation=functools.partial(ask_the_most, **{"prompt": length, "answer": most_tokens([length])} | longest),
         length=length,
         parameters=model.num_parameters(),  # transformers counts both of two that one number holds
         optimizer="paged_adamw_8bit" if method == "qlora" else "adamw",
