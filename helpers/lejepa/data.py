@@ -312,7 +312,8 @@ def _from_beir(place: Place) -> _Content:
     set_aside = SetAside(place.source)
     corpus = read_rows(place.path / "corpus.jsonl", ROWS, set_aside)
     judgements, queries = [], ()
-    for path in sorted(place.path.glob("qrels/*.tsv")):
+    files = list_files(place.path / "qrels", None, source=place.source).files
+    for path in [file for file in files if file.suffix == ".tsv"]:
         queries = read_rows(place.path / "queries.jsonl", ROWS, set_aside)
         judgements += read_separated(path, set_aside, source=f"{place.source}, {path.name}", columns=JUDGEMENT)
     return _judged(corpus, queries, judgements, set_aside)
