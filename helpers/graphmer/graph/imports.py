@@ -78,8 +78,7 @@ class Imports:
             if not base or _parent(base) == self.root(path):
                 return None  # it leaves the outermost package
             base = _parent(base)
-        found = _joined(base, rest)
-        return found if found in self.files or found in self.folders else ""
+        return self._in(base, rest)
 
     def _absolute(self, name: str, root: str) -> str | None:
         first = name.partition(".")[0]
@@ -91,11 +90,11 @@ class Imports:
             if _joined(folder, first) in self.files:
                 return ""
         owners = [folder for folder in self._installed if _joined(folder, first) in self.files]
-        found = {self._in(folder, name) for folder in owners or self._installed} - {""}
-        if len(owners) > 1 or len(found) > 1:
+        paths = {self._in(folder, name) for folder in owners or self._installed} - {""}
+        if len(owners) > 1 or len(paths) > 1:
             return None
-        if found:
-            return found.pop()
+        if paths:
+            return paths.pop()
         return None if not owners and first in self._beginnings else ""
 
     def _searched(self, root: str) -> Iterator[str]:

@@ -72,10 +72,10 @@ def read_java(content: bytes, label: str) -> Module:
     if package:
         module.entities.append(Entity(owner, "package", package.rpartition(".")[2], module=owner))
     for node in _children(root, "import_declaration"):
-        *words, said = _text(node).rstrip("; ").split()
-        name = said.removesuffix(".*")
+        *words, imported = _text(node).rstrip("; ").split()
+        name = imported.removesuffix(".*")
         owner, _, last = name.rpartition(".")
-        if said != name:
+        if imported != name:
             module.stars.append((name, 0))
         elif "static" in words:
             name, module.scope.names[f"{last}/"] = owner, [ImportedModule(owner)]
@@ -109,15 +109,15 @@ def _read(types, module):
             here.names[_name(node)] = [Known(Value(here.owner, True))]
             here.define("field", _name(node), _lines(node))
         elif kind == "lambda_expression":
-            given = node.child_by_field_name("parameters")
-            inside.names |= {_text(parameter): [OPAQUE] for parameter in given.named_children or [given]}
+            parameters = node.child_by_field_name("parameters")
+            for parameter in parameters.named_children or [parameters]:
+                inside.names[_text(parameter)] = [OPAQUE]
         elif kind == "method_invocation":
             chain = _chain(node).removesuffix("()")
             _mention(here, "called", chain, node.child_by_field_name("name"))
         elif kind == "object_creation_expression":
             written = node.child_by_field_name("type")
-            made = _chain_of_type(written) or "?"
-            _mention(here, "called", made, written)
+            _mention(here, "called", _chain_of_type(written) or "?", written)
         elif kind in ("type_identifier", "scoped_type_identifier") and node.parent.type in _MENTIONS:
             _mention(here, _MENTIONS[node.parent.type], _chain_of_type(node) or "?", node)
         elif kind in ("marker_annotation", "annotation"):
@@ -138,9 +138,9 @@ def _type(node, around):
     around.bind(name, Known(Value(entity)))
     scope = module.classes.setdefault(entity, Scope("class", entity, f"{entity}.", around, module))
     for clause in _children(node, *_ABOVE):
-        said = clause.named_children[-1]
-        listed = said.named_children if said.type == "type_list" else [said]
-        scope.bases += [(_ABOVE[clause.type], _chain_of_type(each) or "?") for each in listed]
+        last = clause.named_children[-1]
+        for base in last.named_children if last.type == "type_list" else [last]:
+            scope.bases.append((_ABOVE[clause.type], _chain_of_type(base) or "?"))
     return scope
 
 
@@ -156,7 +156,9 @@ def _method(node, outer):
     meaning, more = Known(Value(entity)), _MOST_VARIADIC if signature.endswith("...") else 0
     for count in range(len(parameters) - bool(more), len(parameters) + more + (not more)):
         outer.bind(f"{name}/{count}", meaning)
-    if not {"static", "private"} & {word for each in _children(node, "modifiers") for word in _text(each).split()}:
+    if not {"static", "private"} & {
+        word for modifier in _children(node, "modifiers") for word in _text(modifier).split()
+    }:
         outer.names[f"{name}({signature})"] = [meaning]
     if result := _chain_of_type(node.child_by_field_name("type")):
         outer.module.results[entity] = [Expression(f"{result}()", scope)]
@@ -166,13 +168,13 @@ def _method(node, outer):
 def _bind(node, scope):
     """Fields of a class, local variables or parameters; what is primitive, an array or not certain is opaque."""
     written = _declared_type(node)
-    said = f"{_chain_of_type(written) or '?'}()"
+    instance = f"{_chain_of_type(written) or '?'}()"
     for declared in _children(node, "variable_declarator") or [node]:
         # The name is "" in a test without a variable, and of a resource that is declared elsewhere; nothing looks it up.
-        name, value, chain = _name(declared), declared.child_by_field_name("value"), said
+        name, value, chain = _name(declared), declared.child_by_field_name("value"), instance
         if declared.child_by_field_name("dimensions") or node.type == "spread_parameter":
             chain = "?"
-        elif said == "var()":
+        elif instance == "var()":
             chain = "?" if value is None or node.type == "enhanced_for_statement" else _chain(value)
         if scope.kind == "class":
             scope.define("field", name, _lines(node))
@@ -188,7 +190,7 @@ def _chain(node) -> str:
         kind = node.type
         if kind == "method_invocation":
             arguments = node.child_by_field_name("arguments").named_children
-            count = sum(not each.type.endswith("comment") for each in arguments)
+            count = sum(not argument.type.endswith("comment") for argument in arguments)
             names = f".{_name(node)}/{count}(){names}"
             node = node.child_by_field_name("object")
             if node is None:
@@ -210,8 +212,8 @@ def _chain(node) -> str:
 
 
 def _declared_type(node):
-    said = node.child_by_field_name("type") or node.child_by_field_name("right")  # x instanceof Type name
-    return said or next(child for child in node.named_children if child.type != "modifiers")
+    declared = node.child_by_field_name("type") or node.child_by_field_name("right")  # x instanceof Type name
+    return declared or next(child for child in node.named_children if child.type != "modifiers")
 
 
 def _chain_of_type(node) -> str:
@@ -226,8 +228,8 @@ def _chain_of_type(node) -> str:
 
 def _written(parameter) -> str:
     """The type of a parameter as a signature shows it: without package, type arguments and annotations."""
-    said = _NOISE.sub("", _text(_declared_type(parameter)))
-    return said + _text(parameter.child_by_field_name("dimensions")) + "..." * (parameter.type == "spread_parameter")
+    kind = _NOISE.sub("", _text(_declared_type(parameter)))
+    return kind + _text(parameter.child_by_field_name("dimensions")) + "..." * (parameter.type == "spread_parameter")
 
 
 def _name(node) -> str:

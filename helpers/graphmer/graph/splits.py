@@ -69,13 +69,13 @@ def _units(graph: KnowledgeGraph, unit: str) -> dict[str, str]:
             while names[module] in around:
                 names[module] = around[names[module]]
     first = _joined_units(graph, names)
-    found = {entity.id: first[names[entity.module]] for entity in defined}
+    units = {entity.id: first[names[entity.module]] for entity in defined}
     if unit == "definition":
         for entity in defined:
             inside = entity.id.removeprefix(f"{entity.module}.")
             if inside != entity.id:
-                found[entity.id] += f".{re.split('[.(]', inside, maxsplit=1)[0]}"
-    return found
+                units[entity.id] += f".{re.split('[.(]', inside, maxsplit=1)[0]}"
+    return units
 
 
 def _joined_units(graph: KnowledgeGraph, names: dict[str, str]) -> dict[str, str]:
