@@ -303,7 +303,9 @@ def by_jedi(package: Path, definitions: dict[tuple[str, int], str]) -> Callable[
         file, line, _ = site
         if file not in scripts:
             scripts[file] = jedi.Script(path=file, project=project)
-        names = scripts[file].goto(line, column, follow_imports=True)
+        names = []
+        with contextlib.suppress(KeyError):  # of jedi's own cache: no answer
+            names = scripts[file].goto(line, column, follow_imports=True)
         return {
             definitions[str(name.module_path), name.line]
             for name in names
