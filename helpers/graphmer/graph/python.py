@@ -281,6 +281,7 @@ def _function(node, scope, stack):
     _defaults(node.args, stack)
     stack.append(node.decorator_list)
     if any(chain.rpartition(".")[2] == "overload" for chain in decorators):
+        scope.module.uses.append(scopes.Use(scope, "overloaded", name, node.lineno, node.col_offset))
         return  # the implementation is what is defined
 
     in_class = scope.kind == "class"

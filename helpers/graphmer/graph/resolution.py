@@ -635,15 +635,10 @@ class Resolver:
     def places(self, scope: Scope, chain: str) -> Targets:
         """The variables, fields and properties that a chain may name, as entities."""
         if ":" in chain:
-            origin, _, name = chain.partition(":")
-            module = self.module(origin, scope.module)
-            return self._places_in(module, name) if module else OPEN
+            return self._imported_place(scope, *chain.split(":"))
         before, dot, name = chain.rpartition(".")
         if dot:
-            if before[:1] == "?":
-                return OPEN
-            owners = self.value(scope, before)
-            return owners.each(lambda owner: self._places_in(owner, name))
+            return self.value(scope, before).each(lambda owner: self._places_in(owner, name))
         binder = self.binder(scope, name)
         return self._place_of(binder, name) if binder else OPEN
 
@@ -653,9 +648,12 @@ class Resolver:
             return only(Value(entity))
         meanings = scope.names.get(name, [OPAQUE])
         if isinstance(meanings[0], ImportedName):
-            module = self.module(meanings[0].module, scope.module)
-            return self._places_in(module, meanings[0].name) if module else OPEN
+            return self._imported_place(scope, *meanings[0])
         return Targets((), scope.kind != "module")  # a local variable is nothing else
+
+    def _imported_place(self, scope: Scope, origin: str, name: str) -> Targets:
+        module = self.module(origin, scope.module)
+        return self._places_in(module, name) if module else OPEN
 
     def _places_in(self, owner: Value, name: str) -> Targets:
         if owner.entity in self.modules:
