@@ -125,7 +125,7 @@ class Asked:
         word = _without_parameters(name).rpartition(".")[2]
         nothing = f"nothing: no file that was read has the word {word!r} elsewhere"
         return {
-            "name": self.entity(name).id,
+            "name": self.whole_name(name),
             "relation": relation,
             "count": dict(count),
             "answers": rows,
@@ -135,17 +135,17 @@ class Asked:
 
     # ---- names
 
-    def entity(self, name: str) -> Entity:
-        """The definition of a name, or of the end of one, under its whole name; of several overloads the name of all."""
+    def whole_name(self, name: str) -> str:
+        """Of a name, or of the end of one; of several overloads the name of all."""
         group = self.group(name)
-        _, entity = self.repository.entities[group[0]]
-        return entity._replace(id=group[0] if len(group) == 1 else _without_parameters(group[0]))
+        return group[0] if len(group) == 1 else _without_parameters(group[0])
 
     def group(self, name: str) -> list[str]:
         """Names of all definitions that a name means: those of one qualified name, but for parameters."""
         if name in self.repository.entities and name != _without_parameters(name):
             return [name]
-        names = self._definitions()
+        entities = self.repository.entities.items()
+        names = {one: _without_parameters(one) for one, (_, entity) in entities if entity.type != "parameter"}
         matches = [one for one, base in names.items() if base == name]
         ends = (f".{name}", f"/{name}", f":{name}")
         matches = matches or [one for one, base in names.items() if base.endswith(ends) or one.endswith(ends)]
@@ -155,11 +155,6 @@ class Asked:
         if matches:
             raise ValueError(f"name={name!r}: {len(bases)} have this name: {_some(sorted(bases))}; give a longer one")
         raise ValueError(f"name={name!r}: none of {len(names):,} definitions has this name; {_near(name, names)}")
-
-    def _definitions(self) -> dict[str, str]:
-        """All but parameters, each with its name as one asks for it."""
-        entities = self.repository.entities.items()
-        return {name: _without_parameters(name) for name, (_, entity) in entities if entity.type != "parameter"}
 
     # ---- who uses it
 

@@ -114,7 +114,7 @@ defined = [name for name, _ in calls.most_common() if asked.graph.entities[name]
 name = defined[0] if defined else ""
 if params.query:
     try:
-        name = asked.entity(params.query).id
+        name = asked.whole_name(params.query)
     except ValueError as error:
         print(str(error).replace("name=", "query=", 1), f"Shown instead: {name or 'nothing'}", sep="\n")
 if not name:
