@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import random
 import re
@@ -40,6 +41,11 @@ COLUMNS = (
     "name the columns `question` and `answer` (or anchor, query and positive) for past questions, or `text` (perhaps `title`) "
     "for documents"
 )
+PARTS = (
+    r"\n\s*\n",
+    r"\n",
+    r"(?<=[。！？])|(?<=[.!?])\s",
+)  # between paragraphs, lines and sentences of a single document
 JUDGEMENT = ("query-id", "corpus-id", "score")
 PASSAGE_WORDS = 180  # where no model counts: about 256 tokens of English
 HELD_OUT, MOST_HELD_OUT = 0.1, 500  # share that chooses, and as much that tests
@@ -113,7 +119,7 @@ def load(
         a folder of documents (`documents.SUFFIXES`), beside which may lie .csv, .tsv, .jsonl or .parquet files of past questions;
         a folder in BEIR's layout: corpus.jsonl, perhaps queries.jsonl with qrels/*.tsv;
         a .jsonl, .csv, .tsv or .parquet with a question and an answer, a text and a label, or texts;
-        a single document: its sections are the documents, or its paragraphs, or its lines;
+        a single document: its sections are the documents, or its paragraphs, lines or sentences;
         a hub set in MTEB's layout (subsets corpus, queries and default), or with the columns above.
     num_samples: training pairs that are drawn at most; 0 takes all. It never limits what is searchable.
     spans, limit: where the tokens of a text are, and how many of them a passage has at most: `model.token_spans`.
@@ -123,7 +129,7 @@ def load(
     place = locate(data_source)
     listing = None
     if place.is_sample:
-        content = _past_questions(sample.first_pairs())
+        content = _content(itertools.starmap(_pair, sample.first_pairs()))
     elif place.path is None:
         content = _from_hub(place)
     elif place.path.is_file():
@@ -182,67 +188,53 @@ def _bodies(passages: Iterable[Passage]) -> dict[str, str]:
 def _from_folder(place: Place) -> tuple[Listing, _Content]:
     """Documents and rows, side by side. A file that cannot be read is set aside, named in the listing."""
     listing = list_files(place.path, documents.SUFFIXES + ROWS, source=place.source)
-    sections, questions, notes = [], [], ()
+    texts, unused = [], set()
     for file in list(listing.files):
         set_aside = SetAside(listing.name(file))
         try:
-            if file.suffix.lower() not in ROWS:
-                sections += documents.read_document(file, set_aside.source)
-                continue
-            content = _from_rows(read_rows(file, ROWS, set_aside), set_aside)
+            if file.suffix.lower() in ROWS:
+                texts += _from_rows(read_rows(file, ROWS, set_aside), set_aside, unused)
+            else:
+                texts += documents.read_document(file, set_aside.source)
         except ValueError as error:
             listing.skip(file, str(error))
-            continue
-        sections += content.sections
-        notes += content.notes
-        if content.kind == "past questions":
-            questions += content.questions
-    if questions:
-        return listing, _Content(sections, questions, "past questions", notes)
-    return listing, _with_headings(sections, notes)
+    return listing, _content(texts, unused)
 
 
 def _from_file(place: Place) -> _Content:
-    path = place.path
+    path, unused = place.path, set()
     if path.suffix.lower() not in documents.SUFFIXES:
         set_aside = SetAside(place.source)
-        return _from_rows(read_rows(path, ROWS, set_aside), set_aside)
+        return _content(_from_rows(read_rows(path, ROWS, set_aside), set_aside, unused), unused)
     try:
         sections = documents.read_document(path, path.name)
     except ValueError as error:
         raise ValueError(f"{place.source} {error}") from error
-    if len(sections) == 1:
-        [section] = sections
-        paragraphs = re.split(r"\n\s*\n", section.body)
-        parts = paragraphs if paragraphs[1:] else section.body.split("\n")
-        sections = [section._replace(body=part.strip()) for part in parts if part.strip()]
-    return _with_headings(
-        [section._replace(document=f"{path.name} {number}") for number, section in enumerate(sections, 1)]
-    )
+    for pattern in PARTS:
+        if len(sections) == 1:
+            parts = re.split(pattern, sections[0].body)
+            sections = [sections[0]._replace(body=part.strip()) for part in parts if part.strip()]
+    named = [section._replace(document=f"{path.name} {number}") for number, section in enumerate(sections, 1)]
+    return _content(named, unused)
 
 
-def _from_rows(rows: Iterable[Row], set_aside: SetAside) -> _Content:
-    """Past questions or documents, by the columns of the rows."""
-    pairs, sections = [], []
-    unused: set[str] = set()
+def _from_rows(rows: Iterable[Row], set_aside: SetAside, unused: set[str]) -> list[Passage]:
+    """Documents, and past questions with their answers, by the columns of each row. Adds the columns that are not used to `unused`."""
 
-    def take(row: Row) -> None:
+    def read(row: Row) -> Passage:
         row = row._replace(values={str(name).lower(): value for name, value in row.values.items()})
         columns = _pair_columns(row)
         unused.update(row.values.keys() - (columns or DOCUMENT))
         if not columns:
-            sections.extend(_document(row))
-            return
-        pair = [row.text(column).strip() for column in columns]
-        if not all(pair):
-            raise Unusable(f"column `{columns[pair.index('')]}` is empty")
-        pairs.append(pair)
+            return _document(row)
+        question, answer = (row.text(column).strip() for column in columns)
+        if not question or not answer:
+            raise Unusable(f"column `{columns[bool(question)]}` is empty")
+        return _pair(question, answer)
 
-    for _ in set_aside.convert(rows, take):
-        pass
+    texts = list(set_aside.convert(rows, read))
     _report(set_aside)
-    notes = (f"columns that are not used: {', '.join(sorted(unused))}",) if unused else ()
-    return _past_questions(pairs, notes) if pairs else _with_headings(sections, notes)
+    return texts
 
 
 def _pair_columns(row: Row) -> list[str]:
@@ -260,19 +252,25 @@ def _report(set_aside: SetAside) -> None:
         tracking.say(str(set_aside))
 
 
+def _pair(question: str, answer: str) -> Passage:
+    """Equal answers, by case and white space, are one document."""
+    return Passage(_short_name("answer", answer), "", question, answer)
+
+
 def _short_name(kind: str, text: str) -> str:
     """A name that stays when other rows come or go."""
     return f"{kind} {hashlib.sha256(_fold(text).encode()).hexdigest()[:8]}"
 
 
-def _document(row: Row) -> list[Passage]:
+def _document(row: Row) -> Passage:
     """A title leaves its body: one that repeats its passage would be learned from the words that they share."""
     row.column(("text",), COLUMNS)
     title, body = row.text("title").strip(), row.text("text").strip()
     if title and body.lower().startswith(title.lower()):
         body = body[len(title) :].lstrip(" .:\n")
-    name = _id(row) or _short_name("text", title + body)
-    return [Passage(name, title if body else "", body or title)] if title + body else []
+    if not title + body:
+        raise Unusable("column `text` is empty")
+    return Passage(_id(row) or _short_name("text", title + body), title if body else "", body or title)
 
 
 def _id(row: Row) -> str:
@@ -280,15 +278,21 @@ def _id(row: Row) -> str:
     return "" if value is None else str(value)
 
 
-def _past_questions(pairs: Iterable[Iterable[str]], notes: tuple[str, ...] = ()) -> _Content:
-    """Questions and their answers; equal answers, by case and white space, are one document, and so are equal questions."""
-    answers: dict[str, Passage] = {}
+def _content(texts: Iterable[Passage], unused: Iterable[str] = ()) -> _Content:
+    """texts: documents, and past questions with their answers."""
+    notes = (f"columns that are not used: {', '.join(sorted(unused))}",) if unused else ()
+    sections, answers = [], {}
     questions: dict[str, tuple[str, set[str]]] = {}
-    for question, answer in pairs:
-        passage = answers.setdefault(_fold(answer), Passage(_short_name("answer", answer), "", answer))
-        questions.setdefault(_fold(question), (question, set()))[1].add(passage.document)
+    for text in texts:
+        if text.answer:
+            answers[text.document] = Passage(text.document, "", text.answer)
+            questions.setdefault(_fold(text.body), (text.body, set()))[1].add(text.document)
+        else:
+            sections.append(text)
+    if not answers:
+        return _with_headings(sections, notes)
     asked = [Question(text, frozenset(names)) for text, names in questions.values()]
-    return _Content([*answers.values()], asked, "past questions", notes)
+    return _Content([*sections, *answers.values()], asked, "past questions", notes)
 
 
 def _with_headings(sections: list[Passage], notes: tuple[str, ...] = ()) -> _Content:
@@ -333,12 +337,13 @@ def _from_hub(place: Place) -> _Content:
 
         if {"corpus", "queries", "default"} <= {*subsets}:
             return _judged(rows("corpus"), rows("queries"), rows("default"), set_aside)
-        return _from_rows(rows(subsets[0]), set_aside)
+        unused: set[str] = set()
+        return _content(_from_rows(rows(subsets[0]), set_aside, unused), unused)
 
 
 def _judged(corpus, queries, judgements, set_aside: SetAside) -> _Content:
     """Documents, and the questions with a document whose score is above 0."""
-    sections = [section for several in set_aside.convert(corpus, _document) for section in several]
+    sections = list(set_aside.convert(corpus, _document))
     names = {section.document for section in sections}
     asked = dict(set_aside.convert(queries, lambda row: (_id(row), row.text("text").strip())))
     answers: dict[str, set[str]] = defaultdict(set)
@@ -375,7 +380,7 @@ def _divide(content: _Content, draw: random.Random) -> tuple[dict[str, list[Ques
     counts = Counter(name for question in questions for name in question.answers)
     repeated = [question for question in questions if all(counts[name] > 1 for name in question.answers)]
     if content.kind != "headings" and 2 * len(repeated) > len(questions):
-        parts = _divide_by_question(questions, counts)
+        parts = _divide_by_question(questions)
         return parts, "by question: each answer has other questions that train"
     parts = _divide_by_answer(questions, draw)
     if content.kind == "headings":
@@ -383,30 +388,26 @@ def _divide(content: _Content, draw: random.Random) -> tuple[dict[str, list[Ques
     return parts, "by answer: nothing about the answers that choose or test is trained on"
 
 
-def _quota(count: int) -> int:
-    return min(MOST_HELD_OUT, max(round(HELD_OUT * count), min(WISHED, count // 5)))
+def _share(items: list) -> dict[str, list]:
+    quota = min(MOST_HELD_OUT, max(round(HELD_OUT * len(items)), min(WISHED, len(items) // 5)))
+    return {"dev": items[:quota], "test": items[quota : 2 * quota], "past": items[2 * quota :]}
 
 
-def _divide_by_question(questions: list[Question], left: Counter[str]) -> dict[str, list[Question]]:
-    """A question chooses or tests only while each of its answers keeps another question."""
-    held_out, past = [], []
-    quota = _quota(len(questions))
-    for question in questions:
-        if len(held_out) < 2 * quota and all(left[name] > 1 for name in question.answers):
-            held_out.append(question)
-            left.subtract(question.answers)
-        else:
-            past.append(question)
-    half = len(held_out) // 2
-    return {"past": past, "dev": held_out[:half], "test": held_out[half:]}
+def _divide_by_question(questions: list[Question]) -> dict[str, list[Question]]:
+    """A question of which an answer has no question left that trains, trains itself."""
+    parts = _share(questions)
+    known = _owners(parts["past"])
+    for part in ("dev", "test"):
+        parts["past"] += [question for question in parts[part] if not question.answers <= known]
+        parts[part] = [question for question in parts[part] if question.answers <= known]
+    return parts
 
 
 def _divide_by_answer(questions: list[Question], draw: random.Random) -> dict[str, list[Question]]:
     """A question whose answers are on two sides is left out."""
     names = sorted(_owners(questions))
     draw.shuffle(names)
-    quota = _quota(len(names))
-    sides = {"past": {*names[2 * quota :]}, "dev": {*names[:quota]}, "test": {*names[quota : 2 * quota]}}
+    sides = {part: {*names} for part, names in _share(names).items()}
     return {part: [question for question in questions if question.answers <= side] for part, side in sides.items()}
 
 

@@ -21,10 +21,10 @@ from helpers.notebook import setup
 SUFFIXES = (".md", ".markdown", ".rst", ".txt", ".html", ".htm", ".pdf", ".docx")
 SPARE_TOKENS = 2  # a part of a text may have a few tokens more than the text had there
 FRONT_MATTER = re.compile(r"\A\s*(---|\+\+\+)[ \t]*\n.*?^\1[ \t]*$", re.DOTALL | re.MULTILINE)
-TITLE = re.compile(r"\A\s*(?!#)([^\n]{3,120})(?<![.:,;])\n[ \t]*\n")  # a short first line before a blank one
+TITLE = re.compile(r"\A\s*(?!#)([^\n]{3,120})(?<![.:,;])\n[ \t]*\n(?!\s*#)")  # a short first line before a blank one
 # Code between fences, where no line is a heading; `## a heading ##`; a line with = or - under it.
 HEADING = re.compile(
-    r"^[ \t]*(```|~~~)(?s:.*?)^[ \t]*\1|^(?P<marks>#{1,6})[ \t]+(?P<text>.*?)[ \t#]*$"
+    r"^[ \t]*(```|~~~)(?s:.*?)^[ \t]*\1|^(?P<marks>#{1,6})[ \t]+(?P<text>\S.*?)[ \t#]*$"
     r"|^(?P<line>\S.*)\n(?P<under>=+|--+)[ \t]*$",
     re.MULTILINE,
 )
@@ -65,28 +65,31 @@ def read_document(path: Path, name: str) -> list[Passage]:
         raise
     except Exception as error:  # a damaged PDF or Word file ends in any error of Python
         raise ValueError(f"cannot be read ({type(error).__name__}: {error})") from error
-    sections = [section for section in _sections(name, text) if section.body]
-    if sections:
-        return sections
-    if not text.strip():
+    sections = list(_sections(name, text))
+    if not sections:
         scan = "; a scanned page needs OCR first" if suffix == ".pdf" else ""
         raise ValueError(f"holds no text{scan}")
-    return [Passage(name, "", text.strip("# \n"))]
+    return sections
 
 
 def _sections(name: str, text: str) -> Iterator[Passage]:
+    """A heading without a text, and without headings below it, is a text."""
     outline: dict[int, str] = {}
     begin = 0
-    for match in HEADING.finditer(text):
-        if match[1]:
-            continue
-        yield Passage(name, ": ".join(outline.values()), text[begin : match.start()].strip())
-        begin = match.end()
-        marks = match["marks"] or {"=": "#", "-": "##"}[match["under"][0]]
-        level = len(marks)
-        outline = {depth: heading for depth, heading in outline.items() if depth < level}
-        outline[level] = (match["text"] or match["line"] or "").strip()
-    yield Passage(name, ": ".join(outline.values()), text[begin:].strip())
+    headings = [match for match in HEADING.finditer(text) if not match[1]]
+    for match in [*headings, None]:
+        level = 0
+        if match:
+            level = len(match["marks"] or {"=": "#", "-": "##"}[match["under"][0]])
+        heading, body = ": ".join(outline.values()), text[begin : match.start() if match else None].strip()
+        if body:
+            yield Passage(name, heading, body)
+        elif level <= max(outline, default=-1):
+            yield Passage(name, "", heading)
+        if match:
+            begin = match.end()
+            outline = {depth: heading for depth, heading in outline.items() if depth < level}
+            outline[level] = (match["text"] or match["line"]).strip()
 
 
 # ---- formats, as Markdown
@@ -113,10 +116,11 @@ def _html(path: Path) -> str:
     for element in page(UNSEEN):
         element.decompose()
     for element in page(LINES):
+        element.insert_before("\n")
         element.append("\n")
     for element in page(re.compile("^h[1-6]$")):
-        heading = " ".join(element.get_text().split())
-        element.replace_with(f"\n{'#' * int(element.name[1])} {heading}\n")
+        marks, heading = "#" * int(element.name[1]), " ".join(element.get_text().split())
+        element.replace_with(f"\n{marks} {heading}\n" if heading else "\n")
     return re.sub(r"\s*\n\s*", "\n", page.get_text())
 
 
@@ -131,8 +135,8 @@ def _word(path: Path) -> str:
         if hasattr(block, "rows"):
             lines += [" | ".join(cell.text for cell in row.cells) for row in block.rows]
             continue
-        level = re.fullmatch(r"(?:Heading ([1-6])|Title)", block.style.name)
-        marks = "#" * int(level[1] or 1) if level else ""
+        level = re.fullmatch(r"(?:Heading ([1-5])|Title)", block.style.name)
+        marks = "#" * (1 + int(level[1] or 0)) if level else ""
         lines.append(f"{marks} {block.text}".strip())
     return "\n".join(lines)
 

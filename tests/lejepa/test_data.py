@@ -92,10 +92,12 @@ def test_a_heading_that_two_documents_have_is_no_question_and_a_comment_of_code_
     assert not any("not a heading" in passage.heading for passage in collection.passages)
 
 
-def test_a_fence_that_is_never_closed_hides_no_text(tmp_path):
+def test_no_text_is_lost_to_a_fence_that_is_never_closed_or_to_headings_without_a_text(tmp_path):
     for n in range(6):
-        (tmp_path / f"{n}.md").write_text(f"# Head {n}\nBegin {n}\n# Next\n```\ncode {n}\n# after\nlast {n}")
-    assert all(f"last {n}" in text_of(data.load(str(tmp_path))) for n in range(6))
+        text = f"An intro {n}\n\n# Head {n}\n# Next {n}\n```\ncode {n}\n# after\nlast {n}\n## End {n}"
+        (tmp_path / f"{n}.md").write_text(text)
+    found = text_of(data.load(str(tmp_path)))
+    assert all(f"{word} {n}" in found for n in range(6) for word in ("intro", "Head", "Next", "code", "last", "End"))
 
 
 # ---- rows and single files
