@@ -114,19 +114,21 @@ def _bring(source: Path, target: Path) -> None:
     shutil.rmtree(staging, ignore_errors=True)
     shutil.copytree(source, staging)
     problem = checkpoint.damage(staging)
-    if problem is None:
-        staging.rename(target)
-    tracking.say(
-        f"keep_in: skipped {source}: {problem}" if problem else f"keep_in: restored {target.name} from {source.parent}"
-    )
+    if problem:
+        tracking.say(f"keep_in: skipped {source}: {problem}")
+        return
+    staging.rename(target)
+    tracking.say(f"keep_in: restored {target.name} from {source.parent}")
 
 
 def _files(folder: Path) -> list[Path]:
     """Files that are copied one by one, relative to `folder`; the results come last."""
-    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-    return sorted(
-        (name for name in files if not NOT_COPIED.search(name.as_posix())), key=lambda name: name.name == RESULTS_FILE
-    )
+    files = []
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        if path.is_file() and not NOT_COPIED.search(name.as_posix()):
+            files.append(name)
+    return sorted(files, key=lambda name: name.name == RESULTS_FILE)
 
 
 def _units(folder: Path) -> set[Path]:

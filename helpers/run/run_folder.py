@@ -67,9 +67,8 @@ class RunFolder:
         run = cls(path, notebook, params)
         run._take({"notebook": notebook, "parameters": identity(params)})
         newest = checkpoint.listed(path)[:1]
-        tracking.say(
-            f"output_dir: the run goes on from {newest[0].name}" if newest else "output_dir: the run begins at step 0"
-        )
+        beginning = f"goes on from {newest[0].name}" if newest else "begins at step 0"
+        tracking.say(f"output_dir: the run {beginning}")
         if not params.keep_in:
             mirror.warn(path)
         tracking.hide_bars()
@@ -299,11 +298,10 @@ def begin_session(
     path = Path(output_dir) / SESSIONS_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, [*earlier, session])
-    changed = [
-        f"{name} {str(before.get(name))[:40]}, now {str(session.get(name))[:40]}"
-        for name in COMPARED
-        if before.get(name) != session.get(name)
-    ]
+    changed = []
+    for name in COMPARED:
+        if before.get(name) != session.get(name):
+            changed.append(f"{name} {str(before.get(name))[:40]}, now {str(session.get(name))[:40]}")
     if not changed:
         return ""
     return f"ATTENTION: this run goes on under other conditions ({'; '.join(changed)}): not bit for bit the run of one session"
@@ -330,14 +328,12 @@ def _differences(recorded: Mapping, definition: Mapping, params: Parameters) -> 
     fields = type(params).model_fields
     before, now = recorded.get("parameters"), definition["parameters"]
     before = before if isinstance(before, dict) else {}
-    differences = [
-        f"{name}={before.get(name)!r} there, {now.get(name)!r} here"
-        for name in sorted({*now, *(before.keys() - fields.keys())})
-        if before.get(name, fields[name].default if name in fields else None) != now.get(name)
-    ]
-    recorded_method, own_method = recorded.get("method"), definition.get("method")
-    return differences + (
-        ["another text of the method's file"]
-        if recorded_method and own_method and recorded_method != own_method
-        else []
-    )
+    differences = []
+    for name in sorted({*now, *(before.keys() - fields.keys())}):
+        default = fields[name].default if name in fields else None
+        if before.get(name, default) != now.get(name):
+            differences.append(f"{name}={before.get(name)!r} there, {now.get(name)!r} here")
+    methods = recorded.get("method"), definition.get("method")
+    if all(methods) and methods[0] != methods[1]:
+        differences.append("another text of the method's file")
+    return differences
