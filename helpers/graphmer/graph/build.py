@@ -4,7 +4,7 @@ import re
 
 from .knowledge_graph import UNKNOWN, unresolved
 from .resolution import CLASSES, Resolver
-from .scopes import Expression, Known, Meaning, Module, Scope, Value
+from .scopes import OPAQUE, Expression, Known, Meaning, Module, Scope, Value
 
 _CALLABLE = ("function", "method", "constructor", "test", UNKNOWN)
 _RELATIONS = {"raised": "raises", "caught": "catches"}  # of the kinds of uses
@@ -61,7 +61,7 @@ class Build:
         for scope in module.scopes:
             for name, meanings in (scope.names | scope.fields).items():
                 entity = f"{scope.owner}({name})" if scope.kind == "function" else f"{scope.prefix}{name}"
-                if entity in self.names.defined:
+                if entity in self.names.defined and OPAQUE not in meanings:  # a test of its class is no annotation
                     self._types(entity, "has_type", meanings)
 
     def _types(self, entity: str, relation: str, meanings: list[Meaning]) -> None:
