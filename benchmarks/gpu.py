@@ -53,7 +53,7 @@ PARTS = {
     "graphmer_se": Part("graphmer_se", {"base_model": MINILM}),
     "tinystories_reservoir": Part("tinystories_reservoir"),
     "hardware_tuning": Part(
-        "hardware_tuning", {"base_model": "google-bert/bert-base-uncased", "tuning_minutes": 4.0, "paired_seeds": 0}
+        "hardware_tuning", {"base_model": "google-bert/bert-base-uncased", "tuning_minutes": 4.0, "paired_seeds": 1}
     ),
     "legal_cot_sft qlora": Part("legal_cot_sft", {"base_model": QWEN, "method": "qlora"}),
     "legal_cot_sft full": Part("legal_cot_sft", {"base_model": QWEN, "method": "full"}),

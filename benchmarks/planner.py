@@ -3,10 +3,12 @@
     OMP_NUM_THREADS=1 python benchmarks/planner.py                       # memory of every notebook; minutes
     OMP_NUM_THREADS=1 python benchmarks/planner.py tinystories_reservoir # replaces this one's lines, the rest stays
     python benchmarks/planner.py --grid                                  # docs/results/grid.json alone; minutes
+    python benchmarks/planner.py --own                                   # docs/results/own_steps.json alone; a minute
 
 Memory: forward and backward pass of each notebook's default model at its default length are counted on fake tensors, then taken
 with real ones, in fp32 and in bf16; what they took are the allocator's own totals (torch.profiler). The grid asks the planner's
-command for the default run of each notebook.
+command for the default run of each notebook. Own steps: what benchmarks/gpu.py measured on a card, and what the planner says of the
+same steps now.
 """
 
 from __future__ import annotations
@@ -22,11 +24,15 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
+from gpu import PARTS, Part  # noqa: E402
 from report import argument_parser, machine, parsed, write  # noqa: E402
 
 from helpers.machine import runtime  # noqa: E402
+from helpers.machine.hardware import Machine  # noqa: E402
 from helpers.plan.__main__ import forecasts  # noqa: E402
-from helpers.plan.machines import FREE  # noqa: E402
+from helpers.plan.forecast import Work, step_seconds  # noqa: E402
+from helpers.plan.machines import FREE, runtime_of  # noqa: E402
+from helpers.plan.machines import machine as named  # noqa: E402
 from helpers.plan.workloads import ROOMS, Asked, room  # noqa: E402
 
 MEMORY_TARGET = 0.05
@@ -101,12 +107,50 @@ def short(run) -> dict:
     }
 
 
+def own_steps() -> list[dict]:
+    """Measured steps of the notebooks on a card, with the planner's interval."""
+    rows = []
+    for file in sorted((ROOT / "docs/results").glob("gpu_*.json")):
+        results = json.loads(file.read_text(encoding="utf-8"))
+        place = named(results["machine"]["device"])
+        for name, part in results["parts"].items():
+            if "step_seconds" in part and "two cards" not in name:
+                rows.append({"hardware": place.name, "part": name} | own_step(PARTS[name], part, place))
+    return rows
+
+
+def own_step(part: Part, measured: dict, place: Machine) -> dict:
+    from helpers.plan.counting import count
+
+    precision, micro_batch = measured["precision"], measured["micro_batch"]
+    has_model = part.notebook in ("legal_cot_sft", "lejepa_training")
+    model = part.parameters["base_model"] if has_model else ""
+    asked = Asked(model=model, method=part.parameters.get("method", ""))
+    _, workload = room(part.notebook).planned(asked, replace(runtime_of(place), precision=precision))
+    accumulation = measured["batch"] // micro_batch
+    how = {"kind": place.kind, "precision": precision, "checkpointing": measured["checkpointing"]}
+    step = count(workload, micro_batch, accumulating=accumulation > 1, **how)
+    work = Work(flops=step.flops, trained=step.trained, launches=step.launches, accumulation=accumulation)
+    span, seconds = step_seconds(workload, work, place, precision), measured["step_seconds"]
+    inside = span and span.low <= seconds <= span.high
+    return {
+        "measured": seconds,
+        "interval": span and [span.low, span.high],
+        "inside": inside,
+        "before": measured["forecast_step_seconds"],
+    }
+
+
 def main() -> int:
     parser = argument_parser(__doc__.splitlines()[0], repetitions=3, each="nothing (one pass is counted exactly)")
     parser.add_argument("--grid", action="store_true", help="write the grid alone")
+    parser.add_argument("--own", action="store_true", help="write the own steps alone")
     parser.add_argument("notebooks", nargs="*", help=f"of {', '.join(ROOMS)}; all by default")
     given = parsed(parser, "planner_benchmark")
     about, names = machine(given.device, ("torch", "transformers")), given.notebooks or list(ROOMS)
+    if given.own:
+        write(given.output.with_name("own_steps.json"), about, steps=own_steps())
+        return 0
     output = given.output.with_name("grid.json") if given.grid else given.output
     kept = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
     for name in names:

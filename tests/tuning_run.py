@@ -82,7 +82,7 @@ def compared(task, change: dict) -> dict:
 
     real, windows = ladder.measure_window, []
 
-    def window(task, settings, examples, patience=0.0):
+    def window(task, settings, examples):
         windows.append(change.items() <= settings.items())
         return dataclasses.replace(real(task, settings, examples), examples_per_second=1 / settings["pad_to"])
 

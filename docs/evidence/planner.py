@@ -61,16 +61,21 @@ def widths() -> str:
 
 
 def own_steps() -> str:
-    """How many of the project's own measured steps lay inside the forecast that was made before they ran."""
-    parts = result("gpu_NVIDIA_H200.json")["parts"]
-    measured = [part for part in parts.values() if part.get("forecast_step_seconds")]
-    inside = 0
-    for part in measured:
-        span = part["forecast_step_seconds"]
-        inside += span["low"] <= part["step_seconds"] <= span["high"]
+    """How many of the project's own measured steps lie inside the forecast: of then, and of the present planner."""
+    steps = [step for step in result("own_steps.json")["steps"] if step["interval"]]
+    before = sum(step["before"]["low"] <= step["measured"] <= step["before"]["high"] for step in steps)
+    outside = []
+    for step in steps:
+        low, high = map(tables.seconds, step["interval"])
+        if not step["inside"]:
+            outside.append(
+                f"{step['part']} ({tables.seconds(step['measured'])}, and the forecast says {low} to {high})"
+            )
     return (
-        f"Of this project's own steps on a card, {len(measured)} on an H200, {inside} lay inside the forecast that was made before: all were "
-        "slower, since a step of a small model waits for its host to launch each operation. A measured step of your own is the better forecast."
+        f"Of this project's own steps on a card, {len(steps)} on an {steps[0]['hardware']}, {before} lay inside the forecast that was made before they "
+        f"ran, and {len(steps) - len(outside)} lie inside that of the present planner, whose bounds of a launch were chosen when these steps had been "
+        f"seen. A step of a small model waits for its host to launch each operation, and the upper end is too low for that: "
+        f"{'; '.join(outside) or 'none'} lie outside. A measured step of your own is the better forecast."
     )
 
 

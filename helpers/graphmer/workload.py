@@ -75,6 +75,7 @@ def run_recipe(configuration: Configuration, sequences: int, devices: int) -> Re
     run, optimizer = configuration.run, configuration.optimizer
     batch = configuration.batch_size(devices)
     steps = run.max_steps or max(1, run.epochs * sequences // batch)
+    validation = configuration.evaluation.held_out * sequences
     return Recipe(
         batch_size=batch,
         learning_rate=optimizer.lr,
@@ -86,6 +87,7 @@ def run_recipe(configuration: Configuration, sequences: int, devices: int) -> Re
         tpu_learning_rate_factor=1.0,
         micro_batch_size=configuration.training_data.micro_batch_size,
         gradient_checkpointing=configuration.checkpointing.activation_checkpointing,
+        evaluated=round(validation * steps / run.eval_interval_steps),
     )
 
 

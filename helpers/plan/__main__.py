@@ -18,7 +18,7 @@ from helpers.parameters import LARGEST
 from helpers.show import tables
 
 from .forecast import LEFT_OUT, NOT_KNOWN, Forecast, Measured, forecast, interval, is_faster, seconds_an_example
-from .machines import FREE, NAMES, machine, runtime_of, split_names, usd_per_hour
+from .machines import FREE, NAMES, machine, runtime_of, split_names
 from .settings import plan
 from .workloads import ROOMS, Asked, Workload, room
 
@@ -61,7 +61,7 @@ def forecasts(notebook: str, hardware: Sequence[str], asked: Asked, **how) -> li
             if examples:
                 steps = max(1, round(examples / settings.batch_size))
                 settings = plan(recipe, workload, runtime, batch_size=asked.batch_size, max_steps=steps)
-            runs.append(forecast(workload, settings, place, usd_per_hour=usd_per_hour(place), **how))
+            runs.append(forecast(workload, settings, place, **how))
         except ValueError as error:
             unknown = Machine(name=name.strip(), kind="unknown", accelerator=None, count=1)
             runs.append(Forecast(machine=unknown, problem=str(error)))

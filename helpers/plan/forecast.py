@@ -18,16 +18,17 @@ from helpers.machine.hardware import Accelerator, Machine, find
 from helpers.machine.runtime import Runtime
 from helpers.show import tables
 
+from .machines import usd_per_hour
 from .workloads import Workload
 
 if TYPE_CHECKING:
     from .counting import Count
 
-NOT_KNOWN = "no run like it was published; --measured takes one of this machine"
+NOT_KNOWN = "no run like it was published"
 LEFT_OUT = "The run is training with its trials, evaluations and compilation; download and saving come on top."
 
 # kind: lowest and highest share of the counted bytes that is taken, and the bytes that the driver takes at most on top.
-TAKEN = {
+ALLOCATED = {
     "cpu": (0.95, 1.05, 0),  # benchmarks/planner.py
     # The caching allocator's fragments, and the CUDA context, which a run's own measurement leaves out. Four notebooks on an H200: 0.95 to 1.03.
     "cuda": (0.9, 1.3, 1_400 * 10**6),
@@ -64,7 +65,7 @@ class Range:
     basis: str
 
     @classmethod
-    def around(cls, value: float, factor: float, basis: str) -> Range:
+    def from_factor(cls, value: float, factor: float, basis: str) -> Range:
         """From `value` over `factor` to `value` times `factor`."""
         return cls(low=value / factor, high=value * factor, value=value, basis=basis)
 
@@ -109,7 +110,7 @@ def memory(count: Count, kind: str, capacity: int | None, *, processes: int = 1,
         processes: how many reduce their gradients among each other, in buckets as large as all gradients.
         evaluation: bytes, from `counting.evaluation_peak`.
     """
-    lowest, highest, context = TAKEN[kind]
+    lowest, highest, context = ALLOCATED[kind]
     counted = count.peak + (count.gradients if processes > 1 and kind != "xla" else 0)
     evaluation += count.optimizer if evaluation else 0
     basis = "counted" if counted >= evaluation else "counted: evaluation takes more than training"
@@ -194,15 +195,15 @@ def step_seconds(
         if run.is_of(machine, precision):
             scale = work.flops * work.accumulation / (run.work.flops * run.work.accumulation)
             factor = SAME_MODEL if run.job == job else OTHER_MODEL
-            return Range.around(run.seconds * scale, factor, f"measured ({run.job[0]})")
+            return Range.from_factor(run.seconds * scale, factor, f"measured ({run.job[0]})")
     expected = None if workload.recurrent else _published(work, machine.accelerator, precision, fused)
     for run in of_job if expected else ():
         source = find(run.device)
-        there = _published(run.work, source, run.precision, fused)
-        if there:
-            seconds = run.seconds * expected.value / there.value
+        source_seconds = _published(run.work, source, run.precision, fused)
+        if source_seconds:
+            seconds = run.seconds * expected.value / source_seconds.value
             basis = f"measured on {source.name}, by the ratio of both machines"
-            return Range.around(seconds, _error_of_ratio(source, machine.accelerator), basis)
+            return Range.from_factor(seconds, _error_of_ratio(source, machine.accelerator), basis)
     return expected
 
 
@@ -216,7 +217,7 @@ def _published(work: Work, accelerator: Accelerator | None, precision: str, fuse
     log = CONSTANT[accelerator.kind] + BALANCE * math.log(peak / accelerator.bandwidth)
     if is_gpu:
         log += (SIZE if fused else SIZE_UNFUSED) * clipped(ideal)
-    centre = Range.around(bound * math.exp(log), EITHER_WAY, PUBLISHED if is_gpu else GUESS)
+    centre = Range.from_factor(bound * math.exp(log), EITHER_WAY, PUBLISHED if is_gpu else GUESS)
     launches = work.launches * work.accumulation if is_gpu and not fused else 0
     # No step is faster than peak and bandwidth allow; one smaller than any published may take as long as the smallest.
     high = max(bound, centre.high) * max(1, SIZES[0] / ideal)
@@ -252,7 +253,6 @@ class Forecast:
     plan: Any = None  # helpers.plan.settings.Plan
     step: Range | None = None  # seconds of an optimizer step; None: not known
     memory: Range | None = None  # bytes of a device; None in a notebook on a CPU
-    usd_per_hour: float | None = None  # of the machine, where one is known
 
     @property
     def examples(self) -> int:
@@ -264,15 +264,16 @@ class Forecast:
         """Of the run, with its trials, evaluations and compilation."""
         if self.step is None:
             return None
-        steps = self.plan.max_steps + EVALUATED * self.workload.evaluated / self.plan.batch_size
+        steps = self.plan.max_steps + EVALUATED * self.plan.evaluated / self.plan.batch_size
         shortest, longest = COMPILATION if self.machine.kind == "xla" else (0.0, 0.0)
-        trials = self.workload.trial_seconds
+        trials = self.plan.trial_seconds
         return self.step.scaled(steps, plus_low=trials + shortest, plus_high=trials + longest)
 
     @property
     def usd(self) -> Range | None:
-        """Dollars of the run."""
-        return self.seconds and self.usd_per_hour and self.seconds.scaled(self.usd_per_hour / 3600)
+        """Dollars of the run, where the machine has a price."""
+        hourly = usd_per_hour(self.machine)
+        return self.seconds and hourly and self.seconds.scaled(hourly / 3600)
 
     def results(self) -> dict[str, Any]:
         """The `forecast` part of results.json."""
@@ -292,7 +293,7 @@ class Forecast:
 
     def rows(self) -> list[dict[str, str]]:
         """This run as a table of its own."""
-        rests_on = self.seconds.basis if self.seconds else NOT_KNOWN
+        rests_on = self.seconds.basis if self.seconds else f"{NOT_KNOWN}; training prints the time that is left"
         time = interval(self.seconds, tables.seconds)
         rows = [{"forecast": "time of this run", "interval": time, "rests on": rests_on}]
         if self.memory:
@@ -322,11 +323,8 @@ def _compared(name: str, span: Range | None, measured: float | None, form) -> di
     return row | {"measured": form(measured), "inside": inside}
 
 
-def forecast(workload: Workload, plan: Any, machine: Machine, *, usd_per_hour: float | None = None, **how) -> Forecast:
-    """What a plan (`helpers.plan.settings.Plan`) of a workload takes on a machine.
-
-    usd_per_hour: of the machine. **how: `fused` and `measured` of `step_seconds`.
-    """
+def forecast(workload: Workload, plan: Any, machine: Machine, **how) -> Forecast:
+    """What a plan (`helpers.plan.settings.Plan`) of a workload takes on a machine. **how: `fused` and `measured` of `step_seconds`."""
     count = plan.memory.count
     work = Work(
         flops=count.flops,
@@ -335,9 +333,7 @@ def forecast(workload: Workload, plan: Any, machine: Machine, *, usd_per_hour: f
         accumulation=plan.gradient_accumulation_steps,
     )
     step = step_seconds(workload, work, machine, plan.precision, **how)
-    return Forecast(
-        machine=machine, workload=workload, plan=plan, step=step, memory=plan.memory.peak, usd_per_hour=usd_per_hour
-    )
+    return Forecast(machine=machine, workload=workload, plan=plan, step=step, memory=plan.memory.peak)
 
 
 def forecast_run(workload: Workload, plan: Any, runtime: Runtime) -> Forecast:

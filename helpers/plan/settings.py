@@ -42,6 +42,8 @@ class Recipe:
     micro_batch_size: int = 0  # examples in a forward pass of one device; 0 = the largest that fits
     clips_micro_batch: bool = False  # a device with fewer examples takes those; else they are refused
     gradient_checkpointing: bool | None = None  # None: only if the smallest micro-batch does not fit without it
+    evaluated: int = 0  # examples that the run's evaluations read, all together
+    trial_seconds: float = 0.0  # of what the notebook tries before it trains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,8 @@ class Plan:
     pin_memory: bool
     memory: Memory  # of one device at this micro-batch
     reasons: dict[str, str] = field(default_factory=dict)
+    evaluated: int = 0  # as in Recipe
+    trial_seconds: float = 0.0
 
     @property
     def micro_batch_size(self) -> int:
@@ -171,6 +175,8 @@ def plan(
         dataloader_workers=0,  # batches are made from what is in memory; on a TPU forked workers hang
         pin_memory=runtime.kind == "cuda",
         memory=needed,
+        evaluated=recipe.evaluated,
+        trial_seconds=recipe.trial_seconds,
         reasons={
             "batch_size": why_batch,
             "precision": runtime.precision_reason,

@@ -33,8 +33,6 @@ class Workload:
     optimizer: str = "adamw"  # "paged_adamw_8bit", or "adafactor", which keeps no moments
     overflows_fp16: bool = False  # activations beyond its largest number, whatever the loss is scaled by
     recurrent: bool = False  # token after token, so that no datasheet bounds its time from above
-    evaluated: int = 0  # examples that the run's evaluations read, all together
-    trial_seconds: float = 0.0  # of what the notebook tries before it trains
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,15 +41,13 @@ class LabelledTexts(DataSource):
 
     def results(self) -> dict[str, Any]:
         """The `data` part of results.json."""
-        return {
-            **self.provenance,
+        sizes = {
             "train_examples": len(self.train),
             "eval_examples": len(self.validation),
             "test_examples": len(self.test),
-            "labels": len(self.labels),
-            "removed": self.removed,
-            "set_aside": self.set_aside,
         }
+        counts = {"labels": len(self.labels), "removed": self.removed, "set_aside": self.set_aside}
+        return self.provenance | sizes | counts
 
     def __str__(self) -> str:
         return (
@@ -101,20 +99,18 @@ def _read(place: Place, params: TuningParameters, set_aside: SetAside) -> dict[s
     if place.is_sample:
         return {"train": list(sample_rows())}
 
-    def pair(row: Row) -> Pair:
-        text_column = row.column(_names(params.text_column, TEXT_COLUMNS), REMEDY.format("text"))
-        label_column = row.column(_names(params.label_column, LABEL_COLUMNS), REMEDY.format("label"))
-        return row.text(text_column).strip(), _label(row, label_column)
+    text_columns = [params.text_column] if params.text_column else TEXT_COLUMNS
+    label_columns = [params.label_column] if params.label_column else LABEL_COLUMNS
 
-    options = {"name": SUBSETS.get(place.value), "revision": REVISIONS.get(place.value)}
-    splits = read_splits(place, SUFFIXES, set_aside, **options)
+    def pair(row: Row) -> Pair:
+        text = row.text(row.column(text_columns, REMEDY.format("text"))).strip()
+        return text, _label(row, row.column(label_columns, REMEDY.format("label")))
+
+    revision = REVISIONS.get(place.value)
+    splits = read_splits(place, SUFFIXES, set_aside, name=SUBSETS.get(place.value), revision=revision)
     pairs = {split: list(set_aside.convert(splits[split], pair)) for split in SPLITS if split in splits}
     set_aside.check()
     return pairs
-
-
-def _names(name: str, usual: Sequence[str]) -> Sequence[str]:
-    return (name,) if name else usual
 
 
 def _label(row: Row, column: str) -> str:

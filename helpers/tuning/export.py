@@ -21,7 +21,7 @@ from .training import EXAMPLES, NOT_ARGUMENTS, Settings, Task
 def write_stock(task: Task, settings: Settings, folder: Path, *, model: str) -> list[Path]:
     """`train.py`, `settings.json` and the rows of each split, which train where transformers is installed and nothing of this suite.
 
-    model: saved one, as a path from `folder`, that takes the place of a sample, which is on no hub.
+    model: the saved one, as a path from `folder`, in the place of a sample, which is on no hub.
 
     Returns the files; none for a TPU, where the stock trainer would keep the weights themselves in bf16.
     """
@@ -29,9 +29,11 @@ def write_stock(task: Task, settings: Settings, folder: Path, *, model: str) -> 
         tracking.say("not written for a TPU: with bf16 the stock trainer would keep the weights themselves in it")
         return []
     base = task.params.base_model
-    local = source_path("base_model", base)
+    if base != SAMPLE:
+        local = source_path("base_model", base)
+        model = str(local.resolve()) if local else base
     kept = {
-        "model": model if base == SAMPLE else str(local.resolve()) if local else base,
+        "model": model,
         "revision": hub.REVISIONS.get(base, "main"),
         "attn_implementation": settings["attn_implementation"],
         "max_length": task.params.max_length,
@@ -39,14 +41,13 @@ def write_stock(task: Task, settings: Settings, folder: Path, *, model: str) -> 
         "training_arguments": training_arguments(task, settings),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / name for name in ("train.py", "settings.json", *(f"{split}.jsonl" for split in SPLITS))]
-    shutil.copyfile(stock_script.__file__, files[0])
-    run_folder.write_json(files[1], kept)
-    for split, file in zip(SPLITS, files[2:], strict=True):
+    shutil.copyfile(stock_script.__file__, folder / "train.py")
+    run_folder.write_json(folder / "settings.json", kept)
+    for split in SPLITS:
         rows = [{"text": text, "label": task.texts.labels[label]} for text, label in getattr(task.texts, split)]
-        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-        file.write_text("\n".join([*lines, ""]), encoding="utf-8")
-    return files
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return sorted(folder.glob("*.*"))
 
 
 def training_arguments(task: Task, settings: Settings) -> dict[str, Any]:

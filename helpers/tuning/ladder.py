@@ -27,21 +27,21 @@ from pydantic import TypeAdapter
 
 from helpers.machine import ranks
 from helpers.show import tracking
-from helpers.show.intervals import FEWEST
 from helpers.train.interruption import Stopped, is_out_of_memory
 from helpers.tuning.evaluation import Quality, Trial, compare_quality
 from helpers.tuning.training import BATCH, EXAMPLES, GROUPED, RATE, SAMPLING, Settings, Task, run_trial
-from helpers.tuning.windows import TooSlow, Window, measure_window
+from helpers.tuning.windows import Window, measure_window
 
 ENOUGH, MOST = 6, 9  # pairs of windows
 LEAST_STEPS = 30  # of the run with the largest batch: fewer would learn little
 MOST_STEPS = 32  # of a window, in batches of the start
-HOPELESS = 5  # times as long as the other side's warm-up: bf16 that a CPU emulates takes 40 times as long
-GRACE = 10  # seconds beside it: libraries load kernels, workers start
 COMPILE_SECONDS = 120  # that torch.compile may take before its first step
 CLIMB_SHARE = 1 / 3  # of tuning_minutes, for windows; the rest is for trials
 LOSS_MARGIN = 0.02  # of the stock run's dev loss
 F1_MARGIN = 0.01
+DEV_TEXTS = (
+    300  # fewer cannot show that F1 is within the margin, even if none gets another label (rule of three: 3 / 300)
+)
 LEARNED = 0.97  # of the loss of the label frequencies: a run that ends above it has learned next to nothing
 SPARE = 0.85  # of the time that is left is planned with: evaluations and the unexpected take the rest
 
@@ -53,7 +53,6 @@ class Outcome(StrEnum):
     WORSE = "worse"
     NOT_DECIDED = "not decided"
     NOT_TRIED = "not tried"
-    TOO_SLOW = "gave up"
     TOO_LARGE = "does not fit into memory"
     FAILED = "failed"
 
@@ -87,6 +86,12 @@ class Tried:
         return f"{self.outcome}: {self.detail}" if self.detail else self.outcome
 
 
+def cpu_multiplies_bf16() -> bool:
+    """By the flags that Linux lists: without such instructions bf16 is emulated and takes 40 times as long."""
+    flags = Path("/proc/cpuinfo")
+    return flags.exists() and "bf16" in flags.read_text(encoding="utf-8")
+
+
 def rungs(task: Task) -> list[Rung]:
     """What is tried once the batch is found, in this order."""
     runtime, params = task.runtime, task.params
@@ -94,13 +99,16 @@ def rungs(task: Task) -> list[Rung]:
     quarter = -(-task.lengths()["99 %"] // 32) * 8  # four lengths, each compiled once
     half = "fp16" if runtime.is_before_ampere else "bf16"
     workers = {"dataloader_num_workers": min(2, os.cpu_count() or 1), "dataloader_pin_memory": True}
+    no_half = "" if runtime.kind != "cpu" or cpu_multiplies_bf16() else "no instructions for it are known of this CPU"
+    if params.precision == "fp32":
+        no_half = "precision='fp32' rules it out"
     no_compile = "XLA compiles the whole step already" if on_xla else "" if params.try_compile else "try_compile=False"
     one_length = "all texts are padded to one length" if on_xla else ""
     return [
         Rung("length-grouped batches", {SAMPLING: GROUPED}, one_length),
         Rung("padding to multiples of 8", {"pad_to_multiple_of": 8}, "" if on_cuda else "it is for tensor cores"),
         Rung("TF32", {"tf32": True}, "" if runtime.has_tf32 else f"{runtime.device_name} has no TF32"),
-        Rung(half, {half: True}, "precision='fp32' rules it out" if params.precision == "fp32" else ""),
+        Rung(half, {half: True}, no_half),
         Rung("fused AdamW", {"optim": "adamw_torch_fused"}, "the fused kernel crashes on XLA" if on_xla else ""),
         Rung("loader workers, pinned memory", workers, "" if on_cuda else "only a GPU waits for a loader"),
         Rung("torch.compile", {"torch_compile": True, "pad_to_multiple_of": quarter}, no_compile),
@@ -130,20 +138,15 @@ def now() -> float:
 
 def compare_speed(task: Task, kept: Settings, rung: Rung, examples: int, deadline: float) -> Tried:
     """Windows with and without the rung in turn until a decision or the deadline."""
-    changed, ratios, patience = kept | rung.change, [], 0.0
-    grace = min(GRACE, max(1.0, (deadline - now()) / 20))
-    # One of several processes cannot give up alone, and torch.compile has its own time.
-    is_patient = ranks.count() > 1 or changed.get("torch_compile")
+    changed, ratios = kept | rung.change, []
     while decision(ratios) is None and (now() < deadline or not ratios):
-        windows = {}
-        for side in ("before", "after") if len(ratios) % 2 == 0 else ("after", "before"):
-            if side == "before":
-                windows[side] = measure_window(task, kept, examples)
-                patience = grace + HOPELESS * windows[side].warm_up_seconds * changed[BATCH] / kept[BATCH]
-            else:
-                windows[side] = measure_window(task, changed, examples, 0.0 if is_patient else patience)
-        after = windows["after"]
-        ratios.append(after.examples_per_second / windows["before"].examples_per_second)
+        if len(ratios) % 2 == 0:
+            before = measure_window(task, kept, examples)
+            after = measure_window(task, changed, examples)
+        else:
+            after = measure_window(task, changed, examples)
+            before = measure_window(task, kept, examples)
+        ratios.append(after.examples_per_second / before.examples_per_second)
         if not math.isfinite(after.loss):
             return Tried(rung.name, rung.change, changed, Outcome.FAILED, "the loss is no longer a number", ratios)
     low, high = interval(ratios)
@@ -201,8 +204,6 @@ class Climb:
             return compare_speed(self.task, self.settings, rung, self.examples, self.deadline)
         except Stopped:  # the user's signal ends the climb, too
             raise
-        except TooSlow as error:
-            outcome, detail = Outcome.TOO_SLOW, str(error)
         except (RuntimeError, MemoryError) as error:
             outcome, detail = Outcome.TOO_LARGE, ""
             if not is_out_of_memory(error):
@@ -266,7 +267,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Race:
-    """Training runs of the stock Trainer and of the candidates."""
+    """Training runs of the stock Trainer and of the candidates; those of a kept candidate have the same seeds."""
 
     examples: int  # of a stock run
     is_whole: bool  # whether they are as many as the recipe has
@@ -275,12 +276,6 @@ class Race:
     settings: Settings  # that are used: those of the last candidate if it was kept, or else the stock Trainer's
     outcome: Outcome
     detail: str
-
-    def pairs(self, start: Settings) -> list[tuple[Trial, Trial]]:
-        """The runs of the stock Trainer and of the chosen settings with the same seed."""
-        stock = {trial.seed: trial for trial in self.trials if trial.settings == start}
-        tuned = [trial for trial in self.trials if trial.settings == self.settings and self.settings != start]
-        return [(stock[trial.seed], trial) for trial in tuned]
 
 
 def candidates(task: Task, fastest: Settings) -> list[Settings]:
@@ -332,8 +327,9 @@ def race(task: Task, tried: list[Tried], folder: Path, *, seconds: float) -> Rac
 
     if fastest == start:
         return ended(Outcome.NOT_FASTER, "Nothing was faster than the stock Trainer here.")
-    if len(labels) < FEWEST:
-        return ended(Outcome.NOT_DECIDED, f"{len(labels)} dev texts are too few to compare quality: {FEWEST} at least.")
+    if len(labels) < DEV_TEXTS:
+        why = f"{len(labels)} dev texts cannot show that F1 is at most {F1_MARGIN} lower: {DEV_TEXTS} can. Give more rows."
+        return ended(Outcome.NOT_DECIDED, why)
     for seeds in (task.params.paired_seeds, 1):
         examples = examples_of_a_trial(task, tried[0].window, seeds, seconds)
         if examples >= min(whole, LEAST_STEPS * batch):

@@ -75,16 +75,18 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
     if base_model == SAMPLE:
         return sample_classifier(texts, config)
     path = source_path("base_model", base_model)
-    options = {
-        "revision": None if path else hub.REVISIONS.get(base_model),
-        "trust_remote_code": False,
-    }
-    # The head may have other labels, and is drawn anew.
-    weights = {"dtype": "float32", "use_safetensors": True, "ignore_mismatched_sizes": True}
+    name, revision = str(path or base_model), None if path else hub.REVISIONS.get(base_model)
     with hub.reading(name="base_model", source=base_model):
-        name = str(path or base_model)
-        tokenizer = AutoTokenizer.from_pretrained(name, **options)
-        model = AutoModelForSequenceClassification.from_pretrained(name, **config, **weights, **options)
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            name,
+            revision=revision,
+            trust_remote_code=False,
+            dtype="float32",
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # the head may have other labels, and is drawn anew
+            **config,
+        )
     if tokenizer.pad_token is None:  # decoders
         tokenizer.pad_token = tokenizer.eos_token
     model.config.pad_token_id, model.config.use_cache = tokenizer.pad_token_id, False  # nothing is generated
@@ -144,17 +146,15 @@ class Task:
 
     def lengths(self) -> dict[str, int]:
         """Tokens of the training texts, cut to `max_length`: median, 99th percentile, longest."""
-        lengths, shares = (
-            [len(row["input_ids"]) for row in self.rows("train")],
-            {"median": 50, "99 %": 99, "longest": 100},
-        )
-        return {name: int(np.percentile(lengths, share)) for name, share in shares.items()}
+        lengths = [len(row["input_ids"]) for row in self.rows("train")]
+        median, high, longest = np.percentile(lengths, (50, 99, 100)).astype(int).tolist()
+        return {"median": median, "99 %": high, "longest": longest}
 
     def loss_of_frequencies(self) -> float:
         """Loss on the dev texts of a model that knows nothing but how frequent each label is among the training texts."""
-        counts = np.bincount([label for _, label in self.texts.train], minlength=len(self.texts.labels)) + 1
+        counts = np.bincount([label for _, label in self.texts.train])
         log_shares = np.log(counts / counts.sum())
-        return float(-np.mean([log_shares[label] for _, label in self.texts.validation]))
+        return -float(np.mean(log_shares[[label for _, label in self.texts.validation]]))
 
     def untrained(self, seed: int):
         """A copy of the first weights; with another seed than the parameters' a new head, of a sample model all is new."""
@@ -258,7 +258,7 @@ class ClassifierTrainer(TrainerMixin, Trainer):
         batch = self.args.train_batch_size * self.args.gradient_accumulation_steps
         return GroupedByLength(batch, train_dataset or self.train_dataset, self.args.seed)
 
-    def _get_eval_sampler(self, eval_dataset) -> SequentialSampler:
+    def _get_eval_sampler(self, eval_dataset) -> Sampler:
         """Rows as they come: transformers would group them by length, too, and give predictions in that order."""
         return SequentialSampler(eval_dataset)
 
@@ -278,28 +278,25 @@ class ClassifierTrainer(TrainerMixin, Trainer):
 def trial_folder(task: Task, folder: Path, settings: Settings, seed: int) -> Path:
     """Where a trial with these settings keeps its checkpoints."""
     name = f"batch-{settings[BATCH]}-rate-{settings[RATE]:.4g}-examples-x{settings.get(EXAMPLES, 1)}"
-    if settings == task.start:
-        name = "stock"
-    return folder / "trials" / f"{name}-seed-{seed}"
-
-
-def run_trial(task: Task, settings: Settings, folder: Path, *, seed: int, examples: int) -> Trial:
-    """Trains on so many examples, times the settings' factor, or goes on with that run, and reads each dev text."""
-    trainer = trained(task, settings, folder, seed=seed, examples=examples)
-    rows = task.rows("validation", settings)
-    logits = torch.from_numpy(trainer.logits(rows)).float()
-    labels = torch.tensor([row["labels"] for row in rows])
-    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-    return Trial(settings, seed, trainer.training_seconds(), losses.tolist(), logits.argmax(axis=1).tolist())
+    return folder / "trials" / f"{'stock' if settings == task.start else name}-seed-{seed}"
 
 
 def trained(task: Task, settings: Settings, folder: Path, *, seed: int, examples: int) -> ClassifierTrainer:
-    """The trainer of a trial that has ended."""
+    """Trains on so many examples, times the settings' factor, or goes on with that run."""
     examples *= settings.get(EXAMPLES, 1)
     steps = max(1, round(examples / (settings[BATCH] * task.runtime.device_count)))
     trainer = ClassifierTrainer(task, settings, trial_folder(task, folder, settings, seed), seed=seed, steps=steps)
     trainer.train(resume_from_checkpoint=task.params.resume)
     return trainer
+
+
+def run_trial(task: Task, settings: Settings, folder: Path, *, seed: int, examples: int) -> Trial:
+    """A training run, and what its model makes of each dev text."""
+    trainer = trained(task, settings, folder, seed=seed, examples=examples)
+    logits = torch.from_numpy(trainer.logits(task.rows("validation", settings))).float()
+    labels = torch.tensor([label for _, label in task.texts.validation])
+    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    return Trial(settings, seed, trainer.training_seconds(), losses.tolist(), logits.argmax(dim=1).tolist())
 
 
 def predictions(trainer: ClassifierTrainer, split: str = "test") -> np.ndarray:
@@ -355,10 +352,10 @@ class Utilisation(TrainerCallback):
 
     def advice(self) -> str:
         """What to change, by the mean over the logs."""
-        known = [busy for _, busy, _ in self.samples if busy is not None]
-        if not known:
+        shares = [share for _, share, _ in self.samples if share is not None]
+        if not shares:
             return "This device does not tell its utilisation."
-        mean = round(statistics.fmean(known), 2)
+        mean = round(statistics.fmean(shares), 2)
         if mean >= BUSY:
             return f"Utilisation was {mean:.0%}: the device was busy."
         return (
@@ -396,10 +393,9 @@ def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
     attention = "eager" if machine.family == "xla" else "sdpa"
     rows = asked.examples or ROWS
     evaluated = EVALUATIONS * rows // 10  # a tenth of the rows is held out
-    step = dataclasses.replace(
-        _step(name, length, attention), evaluated=evaluated, trial_seconds=60 * default.tuning_minutes
-    )
-    return recipe(rows, 8, length), step
+    settings = recipe(rows, 8, length)
+    settings = dataclasses.replace(settings, evaluated=evaluated, trial_seconds=60 * default.tuning_minutes)
+    return settings, _step(name, length, attention)
 
 
 @functools.lru_cache(maxsize=4)

@@ -13,16 +13,11 @@ from transformers import TrainerCallback
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from helpers.machine import ranks
-from helpers.show import tables
 from helpers.show.progress import Progress
 
 from .training import BATCH, GROUPED, SAMPLING, ClassifierTrainer, Settings, Task
 
 WORKER_SECONDS = 60  # that a loader's worker may be silent: one that hangs would hold the window for ever
-
-
-class TooSlow(RuntimeError):
-    """A setting is so slow that timing it is not worth the wait."""
 
 
 @dataclass(frozen=True)
@@ -31,35 +26,22 @@ class Window:
 
     examples_per_second: float  # by `training.clock`
     step_seconds: float  # wall time, of which the budget is made
-    warm_up_seconds: float
-    peak_bytes: int | None
     loss: float
 
 
 class Watch(TrainerCallback):
-    """Reads the clocks (`training_seconds`, wall time) before the first step, after the warm-up and after the last step.
+    """Reads the clocks (`training_seconds`, wall time) after the warm-up and after the last step."""
 
-    Stops a warm-up that takes longer than `patience` seconds; 0: never.
-    """
-
-    def __init__(self, trainer: ClassifierTrainer, warm_up: int, patience: float):
-        self.trainer, self.warm_up, self.patience = trainer, warm_up, patience
+    def __init__(self, trainer: ClassifierTrainer, warm_up: int):
+        self.trainer, self.warm_up = trainer, warm_up
 
     def read(self) -> tuple[float, float]:
         self.trainer.runtime.wait()
         return self.trainer.training_seconds(), time.perf_counter()
 
     def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step > self.warm_up:
-            return
-        self.began = self.read()
-        if state.global_step == 0:
-            self.first = self.began
-        seconds = self.began[0] - self.first[0]
-        if self.patience and seconds > self.patience:
-            raise TooSlow(f"{state.global_step} steps took {tables.seconds(seconds)}")
-        if self.trainer.runtime.kind == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        if state.global_step == self.warm_up:
+            self.began = self.read()
 
     def on_step_end(self, args, state, control, **kwargs):
         # The first logs come before the clock starts: on XLA what follows them is compiled once.
@@ -113,10 +95,10 @@ def warm_up_rows(rows: list[dict], settings: Settings, batch: int, steps: int) -
     return warm
 
 
-def measure_window(task: Task, settings: Settings, examples: int, patience: float = 0.0) -> Window:
+def measure_window(task: Task, settings: Settings, examples: int) -> Window:
     """Speed of `settings` on the same texts as every other window.
 
-    Raises TooSlow, a RuntimeError for a worker that hangs, and what a device without enough memory raises.
+    Raises RuntimeError for a worker that hangs, and what a device without enough memory raises.
     """
     runtime = task.runtime
     batch = settings[BATCH] * runtime.device_count
@@ -141,7 +123,7 @@ def measure_window(task: Task, settings: Settings, examples: int, patience: floa
             logging_steps=10**9,
             logging_first_step=False,
         )
-        watch = Watch(trainer, len(warm) // batch, patience)
+        watch = Watch(trainer, len(warm) // batch)
         trainer.remove_callback(Progress)
         trainer.add_callback(watch)
         trainer.train(resume_from_checkpoint=False)
@@ -151,9 +133,6 @@ def measure_window(task: Task, settings: Settings, examples: int, patience: floa
     window = Window(
         examples_per_second=steps * batch / max(seconds, 1e-9),
         step_seconds=wall / steps,
-        warm_up_seconds=watch.began[0] - watch.first[0],
-        # Elsewhere the peak of the process cannot be reset.
-        peak_bytes=runtime.engine.peak_memory() if runtime.kind == "cuda" else None,
         loss=losses[-1],
     )
     return ranks.broadcast(window)  # several processes judge alike

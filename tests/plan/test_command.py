@@ -154,12 +154,6 @@ def test_an_unknown_machine_costs_one_row(capsys, alone):
     assert "yes" in own and "published runs" in own and "A6000: datasheet given by hand" in text
 
 
-def test_a_recurrence_gets_no_time_but_its_memory(capsys, alone):
-    status, text, _ = run(capsys, "tinystories_reservoir", "--hardware", "T4")
-    line = next(line for line in text.splitlines() if line.startswith("T4 "))
-    assert status == 0 and "not known" in line and "GiB" in line and "at least" not in text
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

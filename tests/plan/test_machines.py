@@ -92,10 +92,6 @@ def test_eight_cores_of_an_old_tpu_add_up_to_four_chips(name, tera, gigabytes, b
     assert found.count * found.accelerator.bandwidth == bandwidth * 10**9
 
 
-def test_the_retired_runtime_is_marked():
-    assert "retired" in machine("v2-8").accelerator.note and not machine("v5e-1").accelerator.note
-
-
 def test_an_entry_says_where_its_figures_are_from_and_when():
     for entry in hardware.CATALOGUE:
         assert re.search(r"datasheet|whitepaper|docs|CACM", entry.source), entry.name

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.plan import forecast
-from helpers.plan.forecast import SIZES, TAKEN
+from helpers.plan.forecast import ALLOCATED, SIZES
 
 pytestmark = pytest.mark.once
 
@@ -119,7 +119,7 @@ def test_the_residual_of_a_run_is_that_of_a_fit_without_it():
 
 
 def test_what_a_gpu_takes_beside_tensors_is_what_published_runs_took():
-    least, most, context = TAKEN["cuda"]
+    least, most, context = ALLOCATED["cuda"]
     for line in FOUND["memory"]:
         assert line["context_megabytes"] * 2**20 <= 1.01 * context
     told = [run for run in FOUND["runs"] if "reserved_gibibytes" in run]

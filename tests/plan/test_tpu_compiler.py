@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers.machine import xla
-from helpers.plan.forecast import TAKEN
+from helpers.plan.forecast import ALLOCATED
 from helpers.plan.machines import SLICES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -162,5 +162,5 @@ def test_a_step_whose_products_became_fp32_is_seen(on_one_chip):
 @pytest.mark.parametrize("name", steps_of_the_file())
 def test_the_compilers_memory_lies_in_the_planners_interval(name):
     """Of each step at the notebook's real size, as benchmarks/tpu_compiler.py compiled it."""
-    step, (least, most, _) = steps_of_the_file()[name], TAKEN["xla"]
+    step, (least, most, _) = steps_of_the_file()[name], ALLOCATED["xla"]
     assert least * step["planned_peak"] <= step["peak"] <= most * step["planned_peak"]

@@ -85,15 +85,6 @@ def test_columns_of_any_name_are_taken_where_they_are_asked_for(tmp_path):
         load_labelled(path, text_column="review", label_column="star", seed=0)
 
 
-def test_parquet_gives_what_csv_gives(tmp_path):
-    from datasets import Dataset
-
-    rows = numbered(40)
-    Dataset.from_list([{"text": text, "label": label} for text, label in rows]).to_parquet(tmp_path / "d.parquet")
-    found, same = load_labelled(str(tmp_path / "d.parquet")), load_labelled(write(tmp_path / "d.csv", rows))
-    assert (found.train, found.validation, found.test) == (same.train, same.validation, same.test)
-
-
 def test_class_labels_are_read_by_their_names_and_a_row_without_one_is_set_aside(tmp_path, capsys):
     from datasets import ClassLabel, Dataset
 
@@ -107,13 +98,6 @@ def test_class_labels_are_read_by_their_names_and_a_row_without_one_is_set_aside
     assert "1, first train.parquet, row 41: no label in column `label`" in capsys.readouterr().out
 
 
-def test_a_csv_with_semicolons_is_what_one_with_commas_is(tmp_path):
-    path = write(tmp_path / "comma.csv", numbered(40))
-    semicolons = tmp_path / "semicolon.csv"
-    semicolons.write_text((tmp_path / "comma.csv").read_text().replace(",", ";"))
-    assert load_labelled(str(semicolons)).train == load_labelled(path).train
-
-
 def test_what_is_no_classification_of_texts_is_refused_with_the_reason(tmp_path):
     path = write(tmp_path / "d.csv", [(text, f"{place / 7:.3f}") for place, (text, _) in enumerate(numbered(60))])
     with pytest.raises(ValueError, match=r"60 labels such as .*put measured numbers into classes"):
@@ -121,12 +105,6 @@ def test_what_is_no_classification_of_texts_is_refused_with_the_reason(tmp_path)
     (tmp_path / "d.jsonl").write_text(json.dumps({"text": "a b", "label": ["O", "B"]}))
     with pytest.raises(ValueError, match="line 1: column `label` holds a list and not a label"):
         load_labelled(str(tmp_path / "d.jsonl"))
-
-
-def test_json_lines_are_read(tmp_path):
-    path = tmp_path / "d.jsonl"
-    path.write_text("\n".join(json.dumps({"text": text, "label": label == "a"}) for text, label in numbered(40)))
-    assert load_labelled(str(path), seed=0).labels == ("False", "True")
 
 
 def test_fewer_rows_are_drawn_with_the_seed(tmp_path):

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import Trainer, TrainingArguments, pipeline
+from transformers import Trainer, pipeline
 
 from helpers.machine import runtime
 from helpers.tuning import export
@@ -19,8 +19,6 @@ from helpers.tuning.training import BATCH, ClassifierTrainer, Task
 
 pytestmark = pytest.mark.once
 FAMILIES = {"asyncio": "await loop task future", "xml": "element tree node parse"}
-RUN = {"seed", "num_train_epochs", "warmup_steps", "eval_strategy", "save_strategy", "save_total_limit"}
-OURS = {"per_device_eval_batch_size", "load_best_model_at_end"}  # our trainer has its own ways
 
 
 # Tells how every training step computes, whichever trainer takes it.
@@ -163,17 +161,6 @@ def test_a_local_model_is_found_from_wherever_the_folder_is_carried_to(carried, 
     local = dataclasses.replace(task, params=task.params.model_copy(update={"base_model": "model"}))
     export.write_stock(local, settings, tmp_path / "stock", model="../model")
     assert json.loads((tmp_path / "stock/settings.json").read_text())["model"] == str((folder / "model").resolve())
-
-
-def test_the_arguments_are_those_of_the_tuned_run(carried, tmp_path):
-    task, settings, _ = carried
-    written = export.training_arguments(task, settings)
-    ours = ClassifierTrainer(task, settings, tmp_path / "run", seed=0).args
-    stock = TrainingArguments(str(tmp_path / "stock"), **written)
-    for name in written.keys() - RUN - OURS:
-        assert getattr(stock, name) == getattr(ours, name), name
-    assert stock.warmup_steps == pytest.approx(ours.warmup_steps / ours.max_steps)
-    assert stock.train_sampling_strategy == ours.train_sampling_strategy == "group_by_length"
 
 
 def test_for_a_tpu_nothing_is_written(carried, tmp_path: Path, capsys):

@@ -24,7 +24,7 @@ from helpers.tuning import ladder, windows
 from helpers.tuning.evaluation import Trial
 from helpers.tuning.ladder import Outcome, Rung, decision, interval
 from helpers.tuning.training import BATCH, EXAMPLES, RATE, Task, Utilisation
-from helpers.tuning.windows import TooSlow, Window, grouped_order, measure_window
+from helpers.tuning.windows import Window, grouped_order, measure_window
 from tests.harness import cpu_here
 from tests.tuning_run import rows, task_of
 
@@ -49,15 +49,6 @@ def test_the_interval_holds_the_median_with_at_least_95_percent(pairs):
     low, high = interval([*range(1, pairs + 1)])
     outside = 2 * binom.cdf(low - 1, pairs, 0.5)
     assert high == pairs + 1 - low and 1 - outside >= 0.95
-
-
-def test_what_is_kept_is_what_the_interval_says():
-    draw = np.random.default_rng(0)
-    for _ in range(500):
-        ratios = []
-        while decision(ratios) is None:
-            ratios.append(math.exp(draw.normal(0.05, 0.1)))
-        assert decision(ratios) == (interval(ratios)[0] > 1 and len(ratios) >= 6)
 
 
 # ---- windows
@@ -169,12 +160,6 @@ def test_a_window_is_real_training_that_leaves_nothing_behind(task, monkeypatch,
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.once
-def test_a_hopeless_setting_is_given_up_in_its_warm_up(task):
-    with pytest.raises(TooSlow, match="1 steps took"):
-        measure_window(task, task.start, 16, patience=1e-6)
-
-
 class Hanging(list):
     """Rows that a worker never gets beyond the third of."""
 
@@ -217,15 +202,16 @@ def speeds(monkeypatch, times: dict[str, float], seconds: float = 0.1, noise: fl
     draw, calls = random.Random(0), []
     monkeypatch.setattr(ladder, "time", SimpleNamespace(monotonic=lambda: len(calls) * seconds))
     monkeypatch.setattr(Task, "too_large", lambda task, settings: False)
+    monkeypatch.setattr(ladder, "cpu_multiplies_bf16", lambda: True)
 
-    def window(task, settings, examples, patience=0.0):
+    def window(task, settings, examples):
         calls.append(settings)
         speed = 100 * math.prod(times.get(str(value), 1.0) for value in settings.values()) * draw.gauss(1, noise)
         if settings.get("bf16"):
             speed *= 1.3 if settings[BATCH] >= times.get("bf16 from", math.inf) else 0.8
         if speed < 0:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return Window(speed, 8 / speed, 1.0, None, 1.0)
+        return Window(speed, 8 / speed, 1.0)
 
     monkeypatch.setattr(ladder, "measure_window", window)
     return calls
@@ -251,10 +237,10 @@ def test_precision_is_asked_again_where_the_batch_grew_once_more(monkeypatch):
     calls = speeds(monkeypatch, {"group_by_length": 1.5, "bf16 from": 16})
     real = ladder.measure_window
 
-    def window(task, settings, examples, patience=0.0):
-        result = real(task, settings, examples, patience)
+    def window(task, settings, examples):
+        result = real(task, settings, examples)
         factor = 1.3 if settings[BATCH] == 16 and settings["train_sampling_strategy"] == "group_by_length" else 1.0
-        return Window(result.examples_per_second * factor, result.step_seconds, 1.0, None, 1.0)
+        return Window(result.examples_per_second * factor, result.step_seconds, 1.0)
 
     monkeypatch.setattr(ladder, "measure_window", window)
     tried = ladder.climb(task, 600)
@@ -298,10 +284,10 @@ def test_the_windows_end_in_their_time(task, monkeypatch):
 
 @pytest.mark.once
 def test_a_rung_that_fails_is_named_and_the_climb_goes_on(task, monkeypatch):
-    def window(task, settings, examples, patience=0.0):
+    def window(task, settings, examples):
         if settings.get("torch_compile"):
             raise RuntimeError("no kernel image is available")
-        return Window(100.0, 0.08, 1.0, None, 1.0)
+        return Window(100.0, 0.08, 1.0)
 
     monkeypatch.setattr(ladder, "measure_window", window)
     failed = ladder.Climb(task, 900).attempt(Rung("torch.compile", {"torch_compile": True}))
@@ -313,7 +299,7 @@ def test_a_signal_during_a_window_ends_the_climb(task, monkeypatch):
     speeds(monkeypatch, {})
     climb = ladder.Climb(task, 900)
 
-    def window(task, settings, examples, patience=0.0):
+    def window(task, settings, examples):
         raise Stopped("SIGTERM at step 2")
 
     monkeypatch.setattr(ladder, "measure_window", window)
@@ -379,7 +365,7 @@ def plant(monkeypatch, losses: dict[tuple, float], seconds: dict[int, float], no
 def fast(task):
     """(task, a climb that kept four times the batch)."""
     kept = task.start | {BATCH: 32}
-    windows = [Window(100.0 * factor, 0.08 / factor, 1.0, None, 1.0) for factor in (1, 2)]
+    windows = [Window(100.0 * factor, 0.08 / factor, 1.0) for factor in (1, 2)]
     tried = [
         ladder.Tried("stock Trainer", {}, task.start, Outcome.START, window=windows[0]),
         ladder.Tried("batch 32", {BATCH: 32}, kept, Outcome.KEPT, ratios=[2.0] * 6, window=windows[1]),
@@ -418,7 +404,8 @@ def test_good_and_bad_settings_that_are_planted_are_decided(fast, monkeypatch, t
     chosen = (raced.settings[BATCH], raced.settings[RATE], raced.settings.get(EXAMPLES, 1))
     assert chosen == pytest.approx(settings) and raced.outcome is outcome
     if outcome is Outcome.KEPT:
-        assert len(raced.pairs(task.start)) == task.params.paired_seeds == 3
+        assert [trial.seed for trial in raced.trials if trial.settings == raced.settings] == [0, 1, 2]
+        assert [trial.seed for trial in raced.trials if trial.settings == task.start] == [0, 1, 2]
         assert raced.judged[-1].quality.speed == pytest.approx(100.0 / seconds[chosen[0]] / chosen[2])
     else:
         assert {seed for _, _, seed in calls} == {0}
@@ -435,7 +422,7 @@ def test_a_lower_loss_does_not_hide_that_fewer_texts_get_their_label(fast, monke
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("texts", [DEV, 19], ids=["much noise", "few texts"])
+@pytest.mark.parametrize("texts", [DEV, 299], ids=["much noise", "few texts"])
 def test_what_the_dev_texts_do_not_show_is_not_decided_and_the_stock_settings_stay(fast, monkeypatch, tmp_path, texts):
     task, tried = fast
     task = dataclasses.replace(task, texts=dataclasses.replace(task.texts, validation=rows(texts, seed=1)))
@@ -443,7 +430,7 @@ def test_what_the_dev_texts_do_not_show_is_not_decided_and_the_stock_settings_st
     monkeypatch.setattr(Task, "loss_of_frequencies", lambda task: 9.0)
     monkeypatch.setattr(ladder, "candidates", lambda task, fastest, real=ladder.candidates: real(task, fastest)[:2])
     raced = ladder.race(task, tried, tmp_path, seconds=1e6)
-    assert raced.outcome is Outcome.NOT_DECIDED and raced.settings == task.start and raced.pairs(task.start) == []
+    assert raced.outcome is Outcome.NOT_DECIDED and raced.settings == task.start
     assert len(raced.judged) == (2 if texts == DEV else 0)
 
 
