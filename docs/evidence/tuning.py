@@ -26,6 +26,19 @@ def headline() -> str:
     return f"{took} A linear model on words, in seconds, has F1 {words:.3f}: for short texts with many labels take that first."
 
 
+def beats() -> str:
+    """Whether the settings are better than the stock ones, in a few words."""
+    results = result(FILE)
+    race, scores = results["race"], results["eval"]
+    if race["outcome"] != "kept":
+        return f"{race['outcome']} on the example; the notebook says so"
+    share = f"the stock quality in {1 / race['judged'][-1]['quality']['speed']:.0%} of the time"
+    if results["f1_over_stock"]["high"] < 0:
+        return f"{share}, but a lower F1"
+    words_ahead = scores["baselines"]["a linear model on words"]["f1"] > scores["after"]["f1"]
+    return f"yes: {share}" + (", though a linear model on words is better in so short a run" if words_ahead else "")
+
+
 def _settings(settings: dict, results: dict) -> str:
     times = settings[RATE] / results["settings"]["start"][RATE]
     sampling = "grouped by length" if settings["train_sampling_strategy"] == "group_by_length" else "in random order"
