@@ -29,12 +29,12 @@ def headline() -> str:
     if not (RESULTS / FILE).is_file():
         return "What reasoning adds to counting words has not been measured to its end"
     found = result(FILE)
-    scores, less = found["scores"], found["scores"]["trained less"]
+    scores, less, seeds = found["scores"], found["scores"]["trained less"], found["seeds"]["chains"]
     return (
         f"Where the answer needs steps (diversity jurisdiction), SmolLM2-135M, fine-tuned on the reasoning of {found['sizes']['train']} records, is "
         f"right in **{100 * scores['systems'][TRAINED]['value']:.1f} %** of {scores['questions']} unseen questions: {_percent(less[WORDS], '+')} "
         f"points over counting words and {_percent(less[ALONE], '+')} over the same model trained on the answers alone "
-        f"({found['seeds']['chains']} seeds). A written rule of three lines answers all of them; where words carry the label, counting them is as good"
+        f"({seeds} seed{'s' * (seeds != 1)}). A written rule of three lines answers all of them; where words carry the label, counting them is as good"
     )
 
 
