@@ -22,6 +22,7 @@ DEFAULTS = {
     "accumulation": 1,  # parts of a batch
     "texts": 40,
     "length": 48,
+    "lengths": (),
     "dropout": 0.1,
     "logging_steps": 1,
     "save_steps": 4,
@@ -104,7 +105,7 @@ def main(output_dir: str, options: dict) -> dict:
         update={"seed": 3, "train_length": options["length"], "save_steps": options["save_steps"]}
     )
     logging = {"logging_steps": options["logging_steps"]}
-    trainer = new_trainer(model, loss, rows, params, planned, machine, output_dir, **logging)
+    trainer = new_trainer(model, loss, rows, params, planned, machine, output_dir, dict(options["lengths"]), **logging)
     seen = {"transfers": [], "sharding": {}, "shapes": set(), "texts": []}
 
     class Watch(transformers.TrainerCallback):

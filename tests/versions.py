@@ -11,6 +11,7 @@ installs it into an environment of its own under .versions/, and pytest runs the
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -51,6 +52,11 @@ SETS = {
     "floor_tpu": ("tpu", "lowest-direct", ()),
     "newest_tpu": ("tpu", "highest", ()),
     "colab_tpu": ("tpu", "highest", COLAB["tpu"]),
+    "kaggle_tpu": (
+        "tpu",
+        "highest",
+        ("torch==2.8.0", "torch_xla==2.8.0"),
+    ),  # older than our range, and kept with a warning
 }
 SHOWN = (
     "torch",
@@ -77,7 +83,12 @@ def resolved(which: str, file: Path, resolution: str, installed: Sequence[str], 
     constraints.write_text("\n".join(held) + "\n", encoding="utf-8")
     uv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-annotate", "--no-header", *options]
     uv += ["--resolution", resolution, "--constraints", str(constraints), "-o", str(file)]
-    call(*uv, str(ROOT / f"requirements-{which}.txt"))
+    wanted = (ROOT / f"requirements-{which}.txt").read_text(encoding="utf-8").splitlines()
+    exact = {pin.split("==")[0]: pin for pin in held}
+    wanted = [exact.get(re.split("[<>=]", line)[0], line) for line in wanted]
+    requirements = file.with_suffix(".in")
+    requirements.write_text("\n".join(wanted) + "\n", encoding="utf-8")
+    call(*uv, str(requirements))
     return dict(line.split("==") for line in file.read_text(encoding="utf-8").splitlines() if "==" in line)
 
 

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from helpers.machine.engine import cpu_copy
-
 from .encoder import GraphMERForPreTraining
 from .graph.knowledge_graph import UNKNOWN, UNRESOLVED, Triple
 from .search import index_texts, words
@@ -76,17 +74,16 @@ class Words:
 
 
 class Encoder:
-    """Cosine of what a masked leaf of the relation asks for at the head's document and of each name.
-
-    On XLA a copy of the model on the CPU is asked.
-    """
+    """Cosine of what a masked leaf of the relation asks for at the head's document and of each name."""
 
     @torch.no_grad()
     def __init__(self, model: GraphMERForPreTraining, corpus: Corpus):
-        self.model = (cpu_copy(model) if model.device.type == "xla" else model).eval()
+        self.model = model.eval()
         self.chains = corpus.validation
-        texts = torch.from_numpy(self.chains.encoded.text_ids_EC).to(self.model.device)
-        self._entities = torch.cat([self.model.entities(part) for part in texts.split(BATCH)]).cpu().numpy()
+        parts = torch.from_numpy(self.chains.encoded.text_ids_EC).split(BATCH)
+        # One by one, since XLA would make one program of all.
+        entities = [self.model.entities(part.to(model.device)).cpu() for part in parts]
+        self._entities = torch.cat(entities).numpy()
 
     @torch.no_grad()
     def __call__(self, head: str, relation: str, names: list[str]) -> np.ndarray:

@@ -66,12 +66,12 @@ def standardise(scores_N: np.ndarray) -> np.ndarray:
 
 
 def embed(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray:
-    """Unit vectors [N, D] of the first `CODE_TOKENS` tokens of each text; of a model on XLA a copy on the CPU reads them."""
-    from helpers.train.sentence_encoder import encoder_on_cpu
+    """Unit vectors [N, D] of the first `CODE_TOKENS` tokens of each text."""
+    from helpers.train.sentence_encoder import encode
 
-    model = encoder_on_cpu(model)
     model.max_seq_length = min(CODE_TOKENS, model.max_seq_length or CODE_TOKENS)
-    return model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False, batch_size=64)
+    vectors_ND = encode(model, texts)
+    return vectors_ND / np.linalg.norm(vectors_ND, axis=1, keepdims=True)
 
 
 class CodeSearch:

@@ -23,7 +23,7 @@ from sentence_transformers.sentence_transformer.modules import Dense
 
 from helpers.lejepa.documents import Spans
 from helpers.show import tracking
-from helpers.train.sentence_encoder import encoder_on_cpu
+from helpers.train.sentence_encoder import encode, encoder_on_cpu
 
 # N texts · D dimensions of the backbone · K of an embedding, at most D
 
@@ -62,16 +62,9 @@ def GaussianEmbeddingGemma(backbone: SentenceTransformer, weight_KD: torch.Tenso
     """The model that LeJEPA trains: a copy of the backbone with a linear head, such as `principal_head` fits to documents."""
     head = Dense(weight_KD.shape[1], weight_KD.shape[0], activation_function=torch.nn.Identity())
     head.linear.load_state_dict({"weight": weight_KD, "bias": torch.zeros(len(weight_KD))})
-    return SentenceTransformer(modules=[*copy.deepcopy(backbone), head], prompts=backbone.prompts, device="cpu")
-
-
-def encode(model: SentenceTransformer, texts: Sequence[str], task: str) -> np.ndarray:
-    """Embeddings [N, K] in fp32 of texts that are a "query" or a "document"; a model on XLA is copied to the CPU first."""
-    model = encoder_on_cpu(model)
-    training = model.training
-    embeddings_NK = getattr(model, f"encode_{task}")(list(texts), show_progress_bar=False)
-    model.train(training)
-    return np.asarray(embeddings_NK, np.float32)
+    return SentenceTransformer(
+        modules=[*copy.deepcopy(encoder_on_cpu(backbone)), head], prompts=backbone.prompts, device="cpu"
+    )
 
 
 class Embeddings:
@@ -109,7 +102,7 @@ class Embeddings:
 
 def _weights_digest(model: SentenceTransformer) -> str:
     digest = hashlib.sha256(f"{model.max_seq_length} {model.prompts}".encode())
-    for name, weight in encoder_on_cpu(model).state_dict().items():
+    for name, weight in model.state_dict().items():
         digest.update(
             name.encode() + weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         )

@@ -38,8 +38,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 GEMMA_DENSE = ((768, 3_072), (3_072, 768))  # its two linear layers after pooling
 
 
-def workload(loss_module, name: str, lengths: Sequence[int]) -> Workload:
-    """The step of `LeJEPALoss` over two views of each text, which have these lengths. The planner's micro-batch is a part of a cached gradient."""
+def workload(loss_module, name: str, lengths: Sequence[int], evaluated: int = 0) -> Workload:
+    """The step of `LeJEPALoss` over two views of each text, which have these lengths. The planner's micro-batch is a part of a cached gradient.
+
+    evaluated: what the run encodes beside training, in examples of as many tokens.
+    """
     import torch
 
     config = loss_module.model[0].auto_model.config
@@ -63,6 +66,7 @@ def workload(loss_module, name: str, lengths: Sequence[int]) -> Workload:
         batch=batch,
         loss=loss,
         length=max(lengths),
+        evaluated=evaluated,
         least=LEAST_BATCH,
         overflows_fp16=config.model_type.startswith("gemma3"),
     )
@@ -102,7 +106,7 @@ def _step(name: str, lengths: tuple[int, int]) -> Workload:
         model = SentenceTransformer(modules=modules, device="meta")
     loss = LeJEPALoss(model, **default.model_dump(include={"sigreg_weight", "contrastive_weight"}))
     loss = loss.to("meta")  # only now: it reads its own numbers while it is made, and "meta" has none
-    return replace(workload(loss, name, lengths), program=_last_part)
+    return replace(workload(loss, name, lengths, evaluated=2 * ROWS), program=_last_part)
 
 
 def _last_part(loss_module, columns):

@@ -5,19 +5,20 @@ A device that is not in the catalogue gets `None`, never a guess: its memory and
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
-import psutil
 from pydantic import BaseModel, TypeAdapter
 
 GOOGLE = "0x1ae0"  # PCI vendor
-TPU_FILE = re.compile(r"/dev/accel\d|/dev/vfio/\d|/tmp/libtpu_lockfile")
+BROKEN_TPU = (
+    "use_tpu=True, and the TPU of this machine cannot be used: {reason}. If a process holds it, end that process or restart its notebook; "
+    "else restart this session. Then run all cells again. To train without the TPU, set use_tpu=False."
+)
 
 
 class Accelerator(BaseModel, frozen=True, extra="forbid"):
@@ -96,30 +97,6 @@ def attached_gpu() -> str:
     """The device file of an NVIDIA GPU whose driver is loaded; "" if there is none, or CUDA_VISIBLE_DEVICES hides all."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
     return "" if hidden else next(map(str, Path("/dev").glob("nvidia[0-9]*")), "")
-
-
-def refuse_broken_tpu(reason: object) -> NoReturn:
-    """Raises RuntimeError for a TPU that is attached but cannot be used: who holds it, and what to do."""
-    users = _users_of_tpu()
-    remedy = "Restart the session and run all cells again"
-    if users:
-        remedy = (
-            f"It is held by {', '.join(users)}: end that process (or restart its notebook), then run all cells again"
-        )
-    raise RuntimeError(
-        f"use_tpu=True, and this machine's TPU cannot be used: {reason}. {remedy}. To train without the TPU, set use_tpu=False."
-    )
-
-
-def _users_of_tpu() -> list[str]:
-    """Other processes that have a TPU or the lock of its driver open, with their ids and commands."""
-    users = []
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        with contextlib.suppress(OSError):  # it ended, or is another user's
-            files = [str(file.readlink()) for file in Path(f"/proc/{process.pid}/fd").iterdir()]
-            if process.pid != os.getpid() and any(TPU_FILE.match(file) for file in files):
-                users.append(f"process {process.pid} ({' '.join(process.info['cmdline'] or [])[:40]!r})")
-    return users
 
 
 def cpu_name() -> str:

@@ -205,30 +205,25 @@ def _gpu_or_cpu() -> tuple[str, str, int, tuple[int, int] | None, str]:
     import torch
 
     if not torch.cuda.is_available():
-        if card := hardware.attached_gpu():
-            _refuse_broken_gpu(torch, card)
+        _refuse_broken_gpu(torch)
         return "cpu", hardware.cpu_name(), psutil.virtual_memory().total, None, "torch sees no GPU"
     note = _pin_to_one_gpu(torch)
     name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
     refuse_without_kernels(name, capability, torch.cuda.get_arch_list())
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic products; read at the first one
-    try:
-        _, memory = torch.cuda.mem_get_info(0)  # takes the card, which fails if another process has it for itself
-    except RuntimeError as error:
-        raise RuntimeError(f"{name} cannot be used: {error}. {WITHOUT_GPU}") from error
+    _, memory = torch.cuda.mem_get_info(0)  # takes the card, and raises if another process has it for itself
     return "cuda", name, memory, capability, f"torch sees a GPU{note}"
 
 
-def _refuse_broken_gpu(torch, card: str) -> None:
-    """Raises RuntimeError for an NVIDIA GPU that the installed torch cannot use, with torch's own reason."""
-    reason = "torch finds no GPU"
+def _refuse_broken_gpu(torch) -> None:
+    """Raises RuntimeError, with torch's own reason, for an NVIDIA GPU that is attached and that torch cannot use."""
+    card = hardware.attached_gpu()
     try:
-        torch.cuda.init()
+        if card:
+            torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
-        reason = error
-    raise RuntimeError(
-        f"an NVIDIA GPU is attached ({card}) and torch {torch.__version__} cannot use it: {reason}. {WITHOUT_GPU}"
-    )
+        what = f"an NVIDIA GPU is attached ({card}) and torch {torch.__version__} cannot use it"
+        raise RuntimeError(f"{what}: {error}. {WITHOUT_GPU}") from error
 
 
 def _tpu() -> tuple[str, str]:
@@ -249,7 +244,7 @@ def _tpu() -> tuple[str, str]:
                 return kind, reason
             reasons.append(reason)
     if chip := hardware.attached_tpu():
-        hardware.refuse_broken_tpu(f"{'; '.join(reasons)} (but there is {chip})")
+        raise RuntimeError(hardware.BROKEN_TPU.format(reason=f"{'; '.join(reasons)} (but there is {chip})"))
     return "", "; ".join(reasons)
 
 

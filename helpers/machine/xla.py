@@ -16,8 +16,9 @@ from pathlib import Path
 from . import hardware
 
 BATCH_AXIS = "data"
-_rehearsing = False  # whether the user, not an import, set PJRT_DEVICE=CPU
-REHEARSAL = "CPU"  # PJRT_DEVICE=CPU: the same XLA graphs without a TPU
+REHEARSAL = (
+    "CPU"  # PJRT_DEVICE=CPU with CPU_NUM_DEVICES: the same XLA graphs without a TPU; an import sets the first alone
+)
 ON_CPU = "XLA on CPU"  # the name of that device
 BELOW_ONE = 2.0**-24  # distance of two fp32 numbers just below 1
 OWN_DRAWS = (
@@ -58,9 +59,8 @@ def available() -> tuple[bool, str]:
                 f"{flag}={os.environ[flag]} stores the weights themselves in bf16, where AdamW at small learning rates "
                 f"changes nothing. Unset {flag} and restart the kernel; bf16 compute is chosen by `precision`."
             )
-    asked = _wished_device()
-    if asked == REHEARSAL:
-        return True, "PJRT_DEVICE=CPU: the TPU's XLA graphs, run on the CPU"
+    if os.environ.get("PJRT_DEVICE") == REHEARSAL and "CPU_NUM_DEVICES" in os.environ:
+        return True, "PJRT_DEVICE=CPU, CPU_NUM_DEVICES: the TPU's XLA graphs, run on the CPU"
     # Hides a C++ warning about GSPMD at each compilation.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     set_libtpu_arguments()
@@ -75,11 +75,9 @@ def available() -> tuple[bool, str]:
             start()
         except (OSError, RuntimeError) as error:
             if not re.search(r"No \w+ device found|libtpu not found", str(error)):
-                hardware.refuse_broken_tpu(error)
+                raise RuntimeError(hardware.BROKEN_TPU.format(reason=error)) from error
             return False, f"PJRT_DEVICE={chosen}, and no TPU could be started: {error}"
         return True, "torch_xla found a TPU"
-    if asked is None:
-        os.environ.pop("PJRT_DEVICE", None)  # torch_xla's default must not look like the user's choice later
     return False, f"torch_xla found no TPU chip (PJRT_DEVICE={chosen or 'unset'})"
 
 
@@ -88,16 +86,6 @@ def set_libtpu_arguments() -> None:
     told = os.environ.get("LIBTPU_INIT_ARGS", "")
     if OWN_DRAWS.split("=")[0] not in told:
         os.environ["LIBTPU_INIT_ARGS"] = f"{told} {OWN_DRAWS}".strip()
-
-
-def _wished_device() -> str | None:
-    """PJRT_DEVICE if the user set it; importing torch_xla, as transformers does, also sets it to CPU."""
-    global _rehearsing
-    wish = os.environ.get("PJRT_DEVICE")
-    if wish != REHEARSAL:
-        return wish
-    _rehearsing = _rehearsing or "torch_xla" not in sys.modules or "CPU_NUM_DEVICES" in os.environ
-    return wish if _rehearsing else None
 
 
 def start():

@@ -11,13 +11,14 @@ import math
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 
 from helpers.data import hub
-from helpers.machine import xla
+from helpers.machine import attention, xla
 from helpers.machine.engine import cpu_copy
 from helpers.machine.runtime import Runtime
 from helpers.parameters import SAMPLE, source_path
@@ -25,6 +26,7 @@ from helpers.parameters import SAMPLE, source_path
 from .trainer import TrainerMixin
 
 SAMPLE_WORDS = 2000
+XLA_BATCH = 64  # texts that are encoded at a time, a multiple of the devices
 PADDING_POSITIONS = ("mpnet", "roberta", "xlm-roberta", "camembert")  # their first two positions are for padding
 
 
@@ -90,6 +92,42 @@ def encoder_on_cpu(model: SentenceTransformer) -> SentenceTransformer:
     return cpu_copy(model, model.model_card_data) if model.device.type == "xla" else model
 
 
+def encode(model: SentenceTransformer, texts: Sequence[str], task: str = "") -> np.ndarray:
+    """Embeddings in fp32, in the order of the texts; task: "query" or "document" for the model's prompt.
+
+    On XLA texts are padded to one of four lengths, each of which is compiled once, and read in batches that all devices share.
+    """
+    training = model.training
+    if model.device.type == "xla":
+        vectors = _encode_at_fixed_lengths(model.eval(), texts, model.prompts.get(task) or "")
+    else:
+        method = getattr(model, f"encode_{task}") if task else model.encode
+        vectors = method(list(texts), show_progress_bar=False)
+    model.train(training)
+    return np.asarray(vectors, np.float32)
+
+
+@torch.no_grad()
+def _encode_at_fixed_lengths(model: SentenceTransformer, texts: Sequence[str], prompt: str) -> np.ndarray:
+    xla.replicate(model)
+    attention.use_one_dtype(model.transformers_model)
+    encoded = model.tokenizer([prompt + text for text in texts], verbose=False)
+    tokens = np.array([len(ids) for ids in encoded["input_ids"]])
+    order = np.argsort(tokens)
+    embeddings = []
+    for begin in range(0, len(order), XLA_BATCH):
+        batch = np.resize(order[begin : begin + XLA_BATCH], XLA_BATCH)
+        quarters = min(4, math.ceil(4 * tokens[batch].max() / model.max_seq_length))
+        length = math.ceil(quarters * model.max_seq_length / 4)
+        features = preprocess_at_length(model, length, fixed=True)([texts[place] for place in batch], prompt=prompt)
+        tensors = {name: value.to(model.device) for name, value in features.items() if torch.is_tensor(value)}
+        features |= {name: xla.shard_batch(tensor) for name, tensor in tensors.items()}
+        embeddings.append(model(features)["sentence_embedding"])
+        xla.sync()
+    vectors = torch.cat([batch.cpu() for batch in embeddings]).numpy()
+    return vectors[: len(order)][np.argsort(order)]
+
+
 def preprocess_at_length(model: SentenceTransformer, length: int, *, fixed: bool):
     """`model.preprocess` that cuts texts at `length` tokens and pads a batch to its longest text.
 
@@ -123,8 +161,7 @@ class SentenceEncoderTrainer(TrainerMixin, SentenceTransformerTrainer):
         """No callback: the stock one counts the tokens of a thousand texts and prints some of them on the card."""
 
     def get_train_dataloader(self):
-        loader = super().get_train_dataloader()
-        return xla.shard_loader(loader) if self.runtime.kind == "xla" else loader
+        return self.engine.loader(super().get_train_dataloader())
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         model = encoder_on_cpu(self.model)

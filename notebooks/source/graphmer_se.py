@@ -158,10 +158,12 @@ print(parts.training[0]["question"], parts.training[0]["code"][:300], sep="\n\n"
 encoder = load_sentence_encoder(
     params.base_model, texts=parts.training["code"], seed=params.seed, max_seq_length=CODE_TOKENS
 )
-start = {split: search_training.rank_questions(encoder, getattr(parts, split)) for split in ("dev", "test")}
 search_training.freeze_lower_half(encoder)
 recipe = search_training.search_recipe(params.search_steps)
 search_plan = planner.plan(recipe, search_training.search_workload(encoder, "graphmer_se"), machine)
+if machine.kind in ("cuda", "xla"):
+    encoder = encoder.to(machine.device)
+start = {split: search_training.rank_questions(encoder, getattr(parts, split)) for split in ("dev", "test")}
 batches = in_batches(parts.training, batch_size=search_plan.batch_size, steps=search_plan.max_steps, seed=params.seed)
 dev = in_batches(parts.dev, batch_size=search_plan.batch_size, steps=4, seed=params.seed)
 loss = MultipleNegativesRankingLoss(encoder)
@@ -334,7 +336,7 @@ trainer = new_trainer(model, corpus, configuration, plan, machine, run.path, **o
 trainer.train(resume_from_checkpoint=params.resume)
 measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
-untrained = new_model(configuration, corpus).to("cuda" if machine.kind == "cuda" else "cpu")
+untrained = new_model(configuration, corpus).to(machine.device)
 for row, of_row in {"untrained": untrained, "trained": trainer.model}.items():
     link_ranks[row] = evaluation.rank_tails(evaluation.Encoder(of_row, corpus), corpus, questions)
 links = search_training.verdict(link_ranks, [triple.head for triple in questions], "trained")

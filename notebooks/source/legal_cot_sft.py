@@ -171,6 +171,10 @@ plan, step, block = plan_of(model, rows, records, length, params, machine)
 tables.show(plan.rows())
 forecast = forecasts.forecast_run(step, plan, machine)
 tables.show(forecast.rows())
+if machine.kind == "xla":
+    print(
+        "answers are written on the host's CPU, since every length of a text would be compiled; this time is not in the forecast"
+    )
 arguments = sft_config(plan, machine, run.path, length=block, **params.logged())
 trainer = LegalTrainer(
     model=model,

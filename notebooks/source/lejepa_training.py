@@ -175,8 +175,8 @@ from helpers.lejepa.search import classifier
 dev, test = Judge(collection, collection.dev), Judge(collection, collection.test)
 judges = [judge for judge in (dev, test) if judge.asked]
 texts = dev.texts
-if machine.kind == "cuda":
-    backbone = backbone.to("cuda")
+if machine.kind in ("cuda", "xla"):
+    backbone = backbone.to(machine.device)
 embed = Embeddings(run.path / "embeddings")
 embedded = {STOCK: embed(backbone, texts, "document")}
 asked = {judge: embed(backbone, judge.asked, "query") for judge in judges}
@@ -215,7 +215,8 @@ weights = {"sigreg_weight": params.sigreg_weight, "contrastive_weight": params.c
 loss = LeJEPALoss(model, **weights, seed=params.seed)
 lengths = fit_lengths(model, collection.training, views, params.train_length, machine)
 print("tokens that are read in training:", ", ".join(f"{name} {length}" for name, length in lengths.items()))
-step = workload(loss, base_model, [*lengths.values()])
+passes = len(texts) * model.max_seq_length // sum(lengths.values())  # the trained model embeds all passages
+step = workload(loss, base_model, [*lengths.values()], evaluated=passes)
 plan = settings.plan(
     fit_recipe(collection.training, spans, params.train_length, machine.kind),
     step,
@@ -296,7 +297,7 @@ print(f"kept: {choice.model}, searched by {choice.mix(choice.model)} ({choice.re
 from sentence_transformers import SentenceTransformer
 
 from helpers.lejepa import search
-from helpers.lejepa.model import encode
+from helpers.train.sentence_encoder import encode
 
 search.export(trainer.model, run.path / "model")
 reloaded = SentenceTransformer(str(run.path / "model"), device="cpu")

@@ -7,8 +7,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from helpers.data.hub import MINILM, MPNET
-from helpers.lejepa.model import Embeddings, GaussianEmbeddingGemma, encode, principal_head, token_spans
+from helpers.lejepa.model import Embeddings, GaussianEmbeddingGemma, principal_head, token_spans
 from helpers.lejepa.parameters import AUTO, choose_base_model
+from helpers.train.sentence_encoder import encode
 from helpers.train.sentence_encoder import load_sentence_encoder as load_backbone
 
 pytestmark = pytest.mark.once

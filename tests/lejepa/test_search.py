@@ -16,10 +16,10 @@ from sklearn.metrics import ndcg_score
 from helpers.lejepa import evaluation, search
 from helpers.lejepa.data import Collection, Question
 from helpers.lejepa.documents import Passage
-from helpers.lejepa.model import GaussianEmbeddingGemma, encode, principal_head
+from helpers.lejepa.model import GaussianEmbeddingGemma, principal_head
 from helpers.lejepa.search import Mix
 from helpers.lejepa.standalone import classify, combine, unit
-from helpers.train.sentence_encoder import load_sentence_encoder
+from helpers.train.sentence_encoder import encode, load_sentence_encoder
 
 pytestmark = pytest.mark.once
 

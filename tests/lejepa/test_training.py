@@ -6,6 +6,7 @@ import hashlib
 import json
 import signal
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -196,11 +197,12 @@ def test_a_stock_loss_resumes_exactly_too(tmp_path):
 @ON_XLA
 def test_eight_xla_devices_and_a_cpu_give_the_same_losses_and_no_value_leaves_a_device_between_logs(finished):
     options = {"steps": 12, "dropout": 0.0, "logging_steps": 4, "save_steps": 12, "accumulation": 2}
-    _, ours = finished(**options, kind="xla")
+    _, ours = finished(**options, kind="xla", lengths=(("text", 48), ("part", 32)))
     _, reference = finished(**options)
     assert ours["losses"] == pytest.approx(reference["losses"], rel=1e-4)
     assert ours["xla"]["compiles_after_warmup"] == ours["xla"]["host_syncs_per_step"] == 0
-    assert ours["shapes"] == [[16, 48]]
+    assert ours["shapes"] == [[16, 32], [16, 48]]
+    assert ours["train"]["padding"] > reference["train"]["padding"]
     whole = {spec for name, spec in ours["sharding"].items() if name.endswith(("input_ids", "attention_mask"))}
     assert whole == {"{devices=[8,1]0,1,2,3,4,5,6,7}"}
 
@@ -212,3 +214,31 @@ def test_bf16_on_xla_stays_near_fp32_and_is_another_number(finished):
     _, ours = finished(**options, kind="xla", precision="bf16")
     assert ours["losses"] == pytest.approx(exact["losses"], rel=3e-2)
     assert ours["losses"] != exact["losses"]
+
+
+ENCODED = """
+import json, os, random, sys
+os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8")
+from helpers.machine import runtime, xla
+from helpers.train.sentence_encoder import encode, load_sentence_encoder
+machine = runtime.detect(True)
+draw = random.Random(0)
+texts = [" ".join(draw.choices(["tide", "harbour", "moon", "cliff"], k=draw.randint(1, 40))) for _ in range(150)]
+model = load_sentence_encoder("sample", texts=texts, max_seq_length=48)
+on_cpu, seen = encode(model, texts), []
+model = model.to(machine.device)
+for count in (150, 150, 70):
+    before = xla.counters()
+    difference = float(abs(encode(model, texts[:count]) - on_cpu[:count]).max())
+    after = xla.counters()
+    seen.append([difference, *(after[name] - before[name] for name in ("compiles", "host_transfers", "item_calls"))])
+print("RESULT", json.dumps(seen))
+"""
+
+
+@ON_XLA
+def test_texts_are_encoded_on_the_chip_in_four_lengths_that_compile_once():
+    process = subprocess.run([sys.executable, "-c", ENCODED], cwd=DRIVER.parents[1], capture_output=True, text=True)
+    (first, again, fewer) = result(process)
+    assert all(difference < 1e-5 for difference, *_ in (first, again, fewer))
+    assert first[1] <= 4 and again[1:] == [0, 3, 0] and fewer[1:] == [0, 2, 0]

@@ -211,9 +211,9 @@ def tiny_language_model(folder):
 
 def tiny_embedder(folder):
     from helpers.lejepa.loss import LeJEPALoss
-    from helpers.lejepa.model import GaussianEmbeddingGemma, encode, principal_head
+    from helpers.lejepa.model import GaussianEmbeddingGemma, principal_head
     from helpers.lejepa.workload import workload
-    from helpers.train.sentence_encoder import load_sentence_encoder
+    from helpers.train.sentence_encoder import encode, load_sentence_encoder
 
     texts = ["some words", "of a text"]
     load_sentence_encoder("sample", texts=texts)[0].save(str(folder))
