@@ -24,6 +24,7 @@ def steps() -> str:
             "of the least": f"{step['moved'] / step['least_moved']:.2f}",
             "sent between chips": _sent(step),
             "compiled in": tables.seconds(step["seconds"]),
+            "made": step.get("versions", {}).get("date", "before"),
         }
         for step in _steps()
     ]

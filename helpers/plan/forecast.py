@@ -32,7 +32,7 @@ ALLOCATED = {
     "cpu": (0.95, 1.05, 0),  # benchmarks/planner.py
     # The caching allocator's fragments, and the CUDA context, which a run's own measurement leaves out. Four notebooks on an H200: 0.95 to 1.03.
     "cuda": (0.9, 1.3, 1_400 * 10**6),
-    # Operation by operation, while XLA fuses: compiled programs of the notebooks took 0.45 to 1.0 (tpu_compiler_steps.json).
+    # Operation by operation, while XLA fuses: compiled programs of the notebooks took 0.43 to 1.0 (tpu_compiler_steps.json).
     "xla": (0.4, 1.05, 0),
 }
 CPU_SHARE = 0.8  # of a computer's memory that one run may take

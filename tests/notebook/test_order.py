@@ -21,8 +21,6 @@ from tests.harness import ROOT, START
 
 from .test_notebooks import TINY
 
-pytestmark = pytest.mark.once
-
 SMALL = {**TINY, "max_steps": 4, "eval_steps": 2, "output_dir": "out", "compare_memories": False}
 SHOWN = "helpers/reservoir/model.py"
 LINE, EDITED = "torch.tanh(torch.baddbmm", "torch.sin(torch.baddbmm"
@@ -123,6 +121,7 @@ def trained(folder: Path) -> tuple:
     return (results["seed"], results["code"]["method"]["sha256"]), (results["train"]["loss_last"], *weights)
 
 
+@pytest.mark.once
 def test_cells_in_any_order_of_one_kernel_save_what_was_trained_or_are_refused(notebooks, alone):
     with run_kernel(startup_timeout=START) as kernel:
         live = Live(kernel, notebooks / "tinystories_reservoir.ipynb", SMALL)
@@ -174,12 +173,13 @@ trainer._load_best = stop_in_best
 """
 REFUSALS = ("OutOfOrder", "Stopped", "KeyboardInterrupt", "ValueError: this model was exported")
 ACTIONS = {"run": 10, "stop": 3, "stop in best": 1, "edit": 1, "change": 1}
+SLOW_ONCE = (pytest.mark.slow, pytest.mark.once)
 ORDER_CASES = [
-    ("tinystories_reservoir", 0),
-    ("legal_cot_sft", 0),
-    *(pytest.param("tinystories_reservoir", seed, marks=pytest.mark.slow) for seed in (1, 2)),
-    pytest.param("legal_cot_sft", 1, marks=pytest.mark.slow),
-    pytest.param("lejepa_training", 0, marks=pytest.mark.slow),
+    pytest.param("tinystories_reservoir", 0, marks=pytest.mark.once),
+    pytest.param("legal_cot_sft", 0, marks=pytest.mark.once),
+    *(pytest.param("tinystories_reservoir", seed, marks=SLOW_ONCE) for seed in (1, 2)),
+    pytest.param("legal_cot_sft", 1, marks=SLOW_ONCE),
+    pytest.param("lejepa_training", 0, marks=SLOW_ONCE),
     pytest.param("tinystories_reservoir_tpu", 0, marks=pytest.mark.slow),
 ]
 
@@ -194,6 +194,7 @@ def test_in_a_random_order_results_describe_what_was_trained_or_cells_are_named(
             pytest.skip("torch_xla is not installed")
         monkeypatch.setenv("PJRT_DEVICE", "CPU")
         monkeypatch.setenv("CPU_NUM_DEVICES", "8")
+        values = {**values, "precision": "fp32"}  # a CPU emulates bf16 for XLA
     draw, results, history = random.Random(number), {}, []
     with run_kernel(startup_timeout=START) as kernel:
         live = Live(kernel, notebooks / f"{name}.ipynb", {**values, "output_dir": "0"})
