@@ -300,7 +300,7 @@ from helpers.lejepa import search
 from helpers.train.sentence_encoder import encode
 
 search.export(trainer.model, run.path / "model")
-reloaded = SentenceTransformer(str(run.path / "model"), device="cpu")
+reloaded = SentenceTransformer(str(run.path / "model"), device="cpu").to(backbone.device)
 difference = (
     abs(encode(reloaded, texts[:8], "document") - embedded[TRAINED][:8]).max() / abs(embedded[TRAINED][:8]).max()
 )
