@@ -42,6 +42,7 @@ import badges  # noqa: E402
 import cell_order  # noqa: E402
 
 from helpers.notebook import method  # noqa: E402
+from helpers.notebook.order import METHOD  # noqa: E402
 from helpers.parameters import MAIN, extra, kind_of  # noqa: E402
 from helpers.show import tables  # noqa: E402  the checkout's, wherever this is started
 
@@ -217,7 +218,7 @@ def method_cell(declaration: str, where: str = "method cell") -> tuple[str, str]
         raise ValueError(
             f"{where} must hold `# method: helpers/<room>/<file>.py`, a file that exists, not {declaration!r}"
         )
-    return named[1], f'%%writefile "{{run.method}}"\n{(ROOT / named[1]).read_text(encoding="utf-8").rstrip()}'
+    return named[1], f"%%writefile {METHOD}\n{(ROOT / named[1]).read_text(encoding='utf-8').rstrip()}"
 
 
 def _literal(value) -> str:

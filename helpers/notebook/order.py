@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 from IPython.core.error import InputRejected
 
-METHOD = '"{run.method}"'  # what %%writefile writes: among the names of a cell it stands for the method's file
+# What %%writefile writes; among the names of a cell it stands for the method's file. Before there is a `run`, IPython takes the
+# text as it stands: its folder does not exist then, and nothing is written.
+METHOD = '"{run.method.parent}/{run.method.name}"'
 
 
 class Cell(NamedTuple):

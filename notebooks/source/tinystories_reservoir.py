@@ -395,7 +395,7 @@ print(f"before: {told_before}\nafter:  {continue_text(reloaded, 'Nim is', 30, te
 # - **Use it elsewhere**: `AutoModelForCausalLM.from_pretrained("<output_dir>/model", trust_remote_code=True)`, with
 #   `AutoTokenizer.from_pretrained("<output_dir>/model/tokenizer")`, which runs no code of the folder.
 # - **Better**: more text first (`num_texts`), since counting reads all of it in seconds; then more steps (`max_steps`), in a new `output_dir`.
-# - **A trained memory**: `memory="gru"` is as good after a minute of one core, and the choice for longer runs; docs/reservoir.md has the
+# - **A trained memory**: `memory="gru"` is the better choice for runs of several minutes of one core; docs/reservoir.md has the
 #   measurements.
 # - **Another network**: change the activation, `leaks` or `spectral_radius` in the method's file and run all again.
 # - **Classic reservoir computing** (ridge readouts, time series): [reservoirpy](https://github.com/reservoirpy/reservoirpy).

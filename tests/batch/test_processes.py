@@ -17,6 +17,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from helpers.batch import processes
 from helpers.machine import runtime
+from helpers.notebook.order import METHOD
 from helpers.run import checkpoint
 
 from . import in_processes
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.once
 HERE = "tests.batch.in_processes"
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
 ACCELERATE = ("accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0", "-m")
-SHOWN = '%%writefile "{run.method}"\nmine = output_dir\n'
+SHOWN = f"%%writefile {METHOD}\nmine = output_dir\n"
 
 
 def start(target: str, launcher: tuple = TORCHRUN, **parameters) -> subprocess.Popen:

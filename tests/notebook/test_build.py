@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "notebooks"))
 import build
 import closure
 
+from helpers.notebook.order import METHOD
+
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -263,7 +265,7 @@ def test_the_setup_cell_installs_what_the_notebook_imports(source):
     names = re.search(r"^# requirements: (.+)$", source.read_text(encoding="utf-8"), re.MULTILINE)[1].split()
     modules = packages_distributions()
     cells = [cell.source for cell in build.twin_cells(source, "gpu") if cell.cell_type == "code"]
-    cells = [cell.removeprefix('%%writefile "{run.method}"\n') for cell in cells]
+    cells = [cell.removeprefix(f"%%writefile {METHOD}\n") for cell in cells]
     carries = {
         name: code.decode() for name, code in carried(build.notebook(source, "gpu")).items() if name.endswith(".py")
     }

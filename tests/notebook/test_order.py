@@ -17,6 +17,7 @@ from papermill.parameterize import parameterize_notebook
 
 from helpers.machine import xla
 from helpers.notebook import method
+from helpers.notebook.order import METHOD
 from tests.harness import ROOT, START
 
 from .test_notebooks import TINY
@@ -266,3 +267,13 @@ def test_in_a_random_order_results_describe_what_was_trained_or_cells_are_named(
             live.change(**chosen)
             finish()
         look()
+
+
+def test_the_cell_of_the_method_writes_nothing_before_there_is_a_run(tmp_path, monkeypatch):
+    from IPython.testing.globalipapp import start_ipython
+
+    monkeypatch.chdir(tmp_path)
+    shell = start_ipython()
+    shell.user_ns.pop("run", None)
+    assert not shell.run_cell(f"%%writefile {METHOD}\nx = 1\n").success
+    assert not [*tmp_path.iterdir()]
