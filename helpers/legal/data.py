@@ -46,9 +46,7 @@ ROLES = {
     "tool": ("function", "observation", "ipython", "function_response", "tool_response", "tool_result"),
 }
 ROLE_OF = {name: role for role, names in ROLES.items() for name in (role, *names)}
-CALLING = ("function_call", "tool_call")  # roles whose text is a call
 FEWEST = 10  # records: one to test, one to validate, the others to train
-TEXT = str | int | float
 FORMS = (
     "`messages` (or ShareGPT's `conversations`), or a question (`question`, `instruction`, `prompt` or `text`) and an answer "
     "(`answer`, `completion`, `response`, `output` or `label`)"
@@ -207,7 +205,7 @@ def record_of(row: Row, unused: Counter) -> Record:
 
     def text(*names: str) -> str:
         name = next((name for name in names if name in values), "")
-        return row._replace(values={name: take(name)}).text(name, TEXT).strip()
+        return row._replace(values={name: take(name)}).text(name, str | int | float).strip()
 
     number, group = text("id") or str(row.number), text("document", "doc_id", "document_id", "group")
     tools, system = _tools(take("tools", "functions")), text("system", "system_prompt")
@@ -235,7 +233,7 @@ def record_of(row: Row, unused: Counter) -> Record:
         messages.pop()  # nobody answers
     roles = [message["role"] for message in messages if message["role"] != "system"]
     if not roles or learned >= len(messages):
-        raise Unusable("no question and no answer" if not roles else "no answer")
+        raise Unusable("no question and no answer")
     if roles[0] == "assistant":
         raise Unusable("no question: the conversation begins with the assistant")
     record = Record(number, tuple(messages), tools, group, learned, text_alone)
@@ -290,7 +288,7 @@ def _message(item: Any) -> dict[str, Any]:
     if not role or not all(isinstance(text, str) for text in texts):
         raise Unusable(NO_MESSAGE)
     calls = message.pop("tool_calls", message.pop("function_call", None))
-    if name in CALLING:
+    if name in ROLES["assistant"][-2:]:  # whose text is a call
         calls, content = content, ""
     if calls:
         message["tool_calls"] = _calls(calls)
@@ -335,8 +333,6 @@ def _tools(tools: Any) -> tuple[dict[str, Any], ...] | None:
     if not tools:
         return None
     tools = tools if isinstance(tools, list) else [tools]
-    if not all(isinstance(tool, Mapping) for tool in tools):
-        raise Unusable("column `tools` holds no objects")
     return tuple(tool if "function" in tool else {"type": "function", "function": tool} for tool in tools)
 
 

@@ -284,7 +284,7 @@ def common(records: Records) -> Record:
 def ask(trainer, template, records: Records, question: str) -> str:
     """The model's whole turn, reasoning and tool calls included, with the system text and the tools that it was trained with."""
     like = common(records)
-    system = [{"role": "system", "content": like.system}] if like.system else []
+    system = like.messages[:1] if like.system else ()
     turns = ({"role": "user", "content": question}, {"role": "assistant", "content": ""})
     record = replace(like, messages=(*system, *turns))
     with trainer.compute_loss_context_manager():

@@ -26,7 +26,7 @@ NO_TPU = (
     "a GPU with use_tpu=False"
 )
 SAMPLE_VOCABULARY = 600
-TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
+TURN_END = "<|im_end|>"
 
 
 def load_model(
@@ -117,7 +117,7 @@ def sample_tokenizer() -> PreTrainedTokenizerBase:
     tokenizer = Qwen2Tokenizer(chat_template=qwen2_5_chat_template).train_new_from_iterator(
         ["\n".join(record.values()) for record in sample_records()],
         SAMPLE_VOCABULARY,
-        new_special_tokens=[TURN_START, TURN_END],
+        new_special_tokens=["<|im_start|>", TURN_END],
         initial_alphabet=sorted(ByteLevel.alphabet()),
         show_progress=False,
     )

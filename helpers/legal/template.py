@@ -19,7 +19,8 @@ PLAIN_TEMPLATE = (
 )
 REASONING = ("reasoning_content", "thinking", "reasoning")  # keys that templates have for it
 THINK, END_OF_THINK = "<think>\n", "\n</think>\n\n"  # around reasoning where a template has no key for it
-LINKS = ("id", "tool_call_id")  # between a call and its result, which stand in one order (data.py)
+# Between a call and its result, which stand in one order (data.py)
+RESULTS = (("tool", "tool_call_id"), ("tool", "name"))
 MARK = "law-7"
 
 
@@ -84,7 +85,7 @@ class ChatTemplate:
         for number, message in enumerate(record.messages):
             copy, role = dict(message), message["role"]
             for key, value in message.items():
-                may_be_lost = key in LINKS or (role, key) == ("tool", "name") or (key in REASONING and number < first)
+                may_be_lost = (role, key) in RESULTS or (key in REASONING and number < first)
                 if key == "role" or may_be_lost or not value:
                     continue
                 mark = f"{MARK}-{number}-{key}-"
