@@ -38,11 +38,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 GEMMA_DENSE = ((768, 3_072), (3_072, 768))  # its two linear layers after pooling
 
 
-def workload(loss_module, name: str, lengths: Sequence[int], evaluated: int = 0) -> Workload:
-    """The step of `LeJEPALoss` over two views of each text, which have these lengths. The planner's micro-batch is a part of a cached gradient.
-
-    evaluated: what the run encodes beside training, in examples of as many tokens.
-    """
+def workload(loss_module, name: str, lengths: Sequence[int]) -> Workload:
+    """The step of `LeJEPALoss` over two views of each text, which have these lengths. The planner's micro-batch is a part of a cached gradient."""
     import torch
 
     config = loss_module.model[0].auto_model.config
@@ -66,7 +63,6 @@ def workload(loss_module, name: str, lengths: Sequence[int], evaluated: int = 0)
         batch=batch,
         loss=loss,
         length=max(lengths),
-        evaluated=evaluated,
         least=LEAST_BATCH,
         overflows_fp16=config.model_type.startswith("gemma3"),
     )
@@ -82,7 +78,8 @@ def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
     examples = asked.examples or ROWS
     # One length a column is compiled on XLA, and questions are short.
     question = min(length, QUESTION) if machine.family == "xla" else length
-    return parameters.recipe(examples, examples, length, length, machine.kind), _step(name, (question, length))
+    recipe = parameters.recipe(examples, examples, length, length, machine.kind)
+    return replace(recipe, evaluated=2 * examples), _step(name, (question, length))
 
 
 @functools.lru_cache(maxsize=4)
@@ -106,7 +103,7 @@ def _step(name: str, lengths: tuple[int, int]) -> Workload:
         model = SentenceTransformer(modules=modules, device="meta")
     loss = LeJEPALoss(model, **default.model_dump(include={"sigreg_weight", "contrastive_weight"}))
     loss = loss.to("meta")  # only now: it reads its own numbers while it is made, and "meta" has none
-    return replace(workload(loss, name, lengths, evaluated=2 * ROWS), program=_last_part)
+    return replace(workload(loss, name, lengths), program=_last_part)
 
 
 def _last_part(loss_module, columns):

@@ -203,6 +203,8 @@ if dev in measured:
 # `output_dim` allows. The first table says what will run and why, the second what it is expected to take.
 
 # %%
+import dataclasses
+
 from helpers.lejepa.model import GaussianEmbeddingGemma, principal_head
 from helpers.lejepa.training import fit_lengths, fit_recipe
 from helpers.lejepa.workload import workload
@@ -215,10 +217,11 @@ weights = {"sigreg_weight": params.sigreg_weight, "contrastive_weight": params.c
 loss = LeJEPALoss(model, **weights, seed=params.seed)
 lengths = fit_lengths(model, collection.training, views, params.train_length, machine)
 print("tokens that are read in training:", ", ".join(f"{name} {length}" for name, length in lengths.items()))
-passes = len(texts) * model.max_seq_length // sum(lengths.values())  # the trained model embeds all passages
-step = workload(loss, base_model, [*lengths.values()], evaluated=passes)
+step = workload(loss, base_model, [*lengths.values()])
+recipe = fit_recipe(collection.training, spans, params.train_length, machine.kind)
+passages = len(texts) * model.max_seq_length // sum(lengths.values())  # the trained model embeds them, too
 plan = settings.plan(
-    fit_recipe(collection.training, spans, params.train_length, machine.kind),
+    dataclasses.replace(recipe, evaluated=passages),
     step,
     machine,
     batch_size=params.batch_size,
