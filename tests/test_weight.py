@@ -22,11 +22,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # reader of files, every use of a name and past questions; what the design allows stands beside each, and they have to come down to it.
 CEILINGS = {
     "shared": 24080,  # 16,500
-    "plan": 5080,  # 3,400
+    "plan": 4930,  # 3,400
     "reservoir": 6260,  # 5,500
     "lejepa": 8700,  # 6,200
     "legal": 8580,  # 7,400
-    "tuning": 6430,  # 4,200
+    "tuning": 6330,  # 4,200
     "graphmer": 28260,  # 19,500
     "helpers": 90000,  # 62,700
     "notebooks": 9000,
