@@ -43,11 +43,11 @@ from helpers.lejepa.data import Collection, Question
 from helpers.lejepa.documents import Passage
 from helpers.lejepa.evaluation import CLASSIFIER, FUSION, HEAD, MEANING, STOCK, TRAINED, WORDS, Judge, compare
 from helpers.lejepa.loss import DIRECTIONS, LeJEPALoss, views
-from helpers.lejepa.model import Embeddings, GaussianEmbeddingGemma, principal_head, token_spans
+from helpers.lejepa.model import Embeddings, GaussianEmbeddingGemma, linear_head, principal_head, token_spans
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.lejepa.search import classifier
 from helpers.lejepa.standalone import unit
-from helpers.lejepa.training import Head, fit_recipe, new_trainer, pairs, train_head
+from helpers.lejepa.training import fit_recipe, new_trainer, pairs, train_head
 from helpers.lejepa.workload import workload
 from helpers.machine import runtime
 from helpers.plan import settings
@@ -68,6 +68,7 @@ METHODS = ("LeJEPA", "contrastive")
 TOP = 2  # layers that an attempt trains; what the others give is computed once
 ATTEMPTS = {  # how often the name of the intent is in the place of a question, questions of an intent in a batch, the loss
     "two top layers": (0.5, 2, "LeJEPA"),
+    "two top layers, without SIGReg": (0.5, 2, "without SIGReg"),
     "two top layers, contrastive alone": (0.5, 2, "contrastive"),
     "two top layers, questions alone": (0.0, 2, "LeJEPA"),
     "two top layers, four questions of an answer": (0.25, 4, "contrastive"),
@@ -238,10 +239,10 @@ class TopLayers(torch.nn.Module):
             for row, state, seen in zip(rows, states, encoding["attention_mask"], strict=True):
                 self.states[row] = state[: seen.sum()]
         self.layers = copy.deepcopy(bert.encoder.layer[-TOP:])
-        self.head = Head(weight_KD)
+        self.head = linear_head(weight_KD)
 
     def __getitem__(self, index):
-        return self.head[index]
+        return self.head
 
     def forward(self, column):
         rows = column["input_ids"].tolist()
@@ -255,7 +256,7 @@ class TopLayers(torch.nn.Module):
                 for layer in self.layers:
                     states = layer(states, attention_mask=((1 - seen) * -1e9)[:, None, None].bfloat16())
             means = (states.float() * seen[..., None]).sum(1) / seen.sum(1, keepdim=True)
-            embeddings |= zip(part, self.head({"input_ids": means})["sentence_embedding"], strict=True)
+            embeddings |= zip(part, self.head({"sentence_embedding": means})["sentence_embedding"], strict=True)
         return {"sentence_embedding": torch.stack([embeddings[row] for row in rows])}
 
 
@@ -270,7 +271,7 @@ def attempt(bench: Bench, name: str, seed: int) -> None:
     texts = [*bench.texts, *(text for judge in bench.judges.values() for text in judge.asked)]
     begin = time.process_time()
     model = TopLayers(bench.backbone, texts, principal_head(bench.stock["passages"]))
-    lejepa = LeJEPALoss(model, sigreg_weight=0.02, contrastive_weight=1.0, seed=seed)
+    lejepa = LeJEPALoss(model, sigreg_weight=0.02 * (kind == "LeJEPA"), contrastive_weight=1.0, seed=seed)
     classes = torch.nn.Linear(384, len(by_answer))
     weights = [{"params": model.parameters()}, {"params": classes.parameters(), "lr": 1e-2}]
     optimizer = torch.optim.AdamW(weights, 2e-4, weight_decay=0.01)
@@ -284,7 +285,7 @@ def attempt(bench: Bench, name: str, seed: int) -> None:
             for answer, row in zip(answers, rows, strict=True)
         ]
         columns = [{"input_ids": torch.tensor(column)} for column in zip(*rows, strict=True)]
-        if kind == "LeJEPA":
+        if kind in ("LeJEPA", "without SIGReg"):
             loss = lejepa(columns)
         else:
             unit_NK = torch.nn.functional.normalize(
@@ -319,6 +320,22 @@ def same_answer(unit_NK: torch.Tensor, answer_N: torch.Tensor) -> torch.Tensor:
     return -(scores_NN.log_softmax(1) * positive_NN).sum(1).div(positive_NN.sum(1)).mean()
 
 
+def shares(bench: Bench) -> dict[str, float]:
+    """The share of each term in the gradient at the embeddings that training starts from, by length; the mean of 20 batches."""
+    weight_KD = principal_head(bench.stock["passages"])
+    loss = LeJEPALoss(torch.nn.Sequential(linear_head(weight_KD)), sigreg_weight=0.02, contrastive_weight=1.0)
+    rows = pairs(bench.collection.training, views, 20, 64, 0)
+    sides = [bench.embed(bench.backbone, rows[name], "document") for name in rows.column_names]
+    batches = (torch.from_numpy(np.stack(sides)) @ weight_KD.T).split(64, dim=1)
+    found = []
+    for loss.step, z_VNK in enumerate(batches):
+        leaf_VNK = z_VNK.clone().requires_grad_()
+        terms = loss.terms(leaf_VNK)
+        lengths = {name: float(torch.autograd.grad(term, leaf_VNK)[0].norm()) for name, term in terms.items()}
+        found.append([length / sum(lengths.values()) for length in lengths.values()])
+    return dict(zip(terms, np.mean(found, 0).tolist(), strict=True))
+
+
 def attempts(bench: Bench) -> list[dict]:
     """Every attempt by itself and beside the untrained model, in the search that dev questions chose for it."""
     spans, _ = token_spans(bench.backbone)
@@ -326,7 +343,7 @@ def attempts(bench: Bench) -> list[dict]:
     default = evaluation.default_mix(bench.texts, spans, stock["dev"])
 
     def chosen(tables: list[dict]) -> tuple[dict[str, np.ndarray], list]:
-        mixes = [evaluation.choose({STOCK: table["dev"]}, default, "").mix(STOCK) for table in tables]
+        mixes = [evaluation.choose({STOCK: table["dev"]}, default, "").mixes[STOCK] for table in tables]
         values = {}
         for part in bench.judges:
             values[part] = np.stack([table[part][mix] for table, mix in zip(tables, mixes, strict=True)])
@@ -350,7 +367,7 @@ def attempts(bench: Bench) -> list[dict]:
             for part in bench.judges:
                 rows[-1][part] = values[part].mean(1).tolist()
             for against, theirs in (("linear classifier", stock["test"][CLASSIFIER]), (SEARCH, search["test"][0])):
-                rows[-1][against] = dataclasses.asdict(compare(row, values["test"].mean(0), theirs))
+                rows[-1][against] = difference(values["test"].mean(0), theirs)
     return rows
 
 
@@ -373,12 +390,12 @@ def rows_of(bench: Bench, seeds: dict[str, list[dict]]) -> dict[str, dict]:
         if mix in stock["test" if "test" in stock else "dev"]:
             add(name, [stock], [mix])
     add("search, default weights", [stock], [default])
-    chosen = evaluation.choose({STOCK: stock["dev"]}, default, "").mix(STOCK) if "dev" in stock else default
+    chosen = evaluation.choose({STOCK: stock["dev"]}, default, "").mixes[STOCK] if "dev" in stock else default
     add(SEARCH, [stock], [chosen])
     for model, trained in seeds.items():
         tables = [bench.measure(vectors) for vectors in trained]
         mixes = [
-            evaluation.choose({STOCK: table["dev"]}, default, "").mix(STOCK) if "dev" in table else chosen
+            evaluation.choose({STOCK: table["dev"]}, default, "").mixes[STOCK] if "dev" in table else chosen
             for table in tables
         ]
         if tables:
@@ -390,7 +407,20 @@ def rows_of(bench: Bench, seeds: dict[str, list[dict]]) -> dict[str, dict]:
 def compared(rows: dict[str, dict], name: str, against: str, part: str) -> dict:
     """The difference over the questions, seeds averaged, with an interval over questions."""
     ours, theirs = (rows[row][part].mean(0) for row in (name, against))
-    return dataclasses.asdict(compare(f"{name} over {against}", ours, theirs))
+    return difference(ours, theirs)
+
+
+def difference(ours_Q: np.ndarray, theirs_Q: np.ndarray) -> dict:
+    verdict = compare("", ours_Q, theirs_Q)
+    value, low, high, questions = dataclasses.astuple(verdict.interval)
+    return {
+        "difference": value,
+        "low": low,
+        "high": high,
+        "questions": questions,
+        "won": verdict.won,
+        "lost": verdict.lost,
+    }
 
 
 def measure(name: str, bench: Bench) -> dict:
@@ -419,7 +449,6 @@ def measure(name: str, bench: Bench) -> dict:
         defaults = {"default": str(evaluation.default_mix(bench.texts, spans))}
         defaults |= {str(mix): float(values.mean()) for mix, values in table.items()}
     return {
-        "attempts": attempts(bench) if name == "banking77" else [],
         "passages": len(bench.collection.passages),
         "training pairs": len(bench.collection.training),
         "questions": {part: len(judge.asked) for part, judge in bench.judges.items()},
@@ -439,7 +468,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--train", nargs="*", default=[], metavar="COLLECTION:SEED[:METHOD]")
     parser.add_argument("--attempt", nargs="*", default=[], metavar="ATTEMPT:SEED")
-    parser.add_argument("--measure", nargs="*", default=[*TRAINED_ON, *JUDGED], metavar="COLLECTION")
+    parser.add_argument("--measure", nargs="*", default=[*TRAINED_ON, "attempts", *JUDGED], metavar="COLLECTION")
     arguments = report.parsed(parser, "lejepa_search")
     torch.set_num_threads(1)
     backbone = load_sentence_encoder(str(arguments.model), max_seq_length=256)
@@ -469,7 +498,11 @@ def main() -> None:
     if arguments.output.is_file():
         collections = json.loads(arguments.output.read_text(encoding="utf-8")).get("collections", {})
     for name in [] if arguments.train or arguments.attempt else arguments.measure:
-        collections[name] = measure(name, bench(name))
+        if name == "attempts":
+            banking = bench("banking77")
+            collections["banking77"] |= {"attempts": attempts(banking), "shares": shares(banking)}
+        else:
+            collections[name] = collections.get(name, {}) | measure(name, bench(name))
         machine = report.machine("cpu", ("torch", "sentence-transformers", "bm25s"))
         report.write(arguments.output, machine, past=PAST, collections=collections)
 

@@ -67,24 +67,6 @@ def past_questions_say() -> str:
     )
 
 
-def attempts() -> str:
-    """What else was tried on banking77: chosen on the dev questions, and reported on the others."""
-    table = []
-    for row in _collections()["banking77"]["attempts"]:
-        table.append(
-            {
-                "training": row["attempt"],
-                "seeds": len(row["dev"]),
-                "processor minutes": f"{row['minutes']:.1f}",
-                "dev nDCG@10": spread(row["dev"]),
-                "nDCG@10": spread(row["test"]),
-                "over the linear classifier": _interval(row[CLASSIFIER]),
-                "over the untrained search": _interval(row[SEARCH]),
-            }
-        )
-    return tables.markdown(table)
-
-
 def comparison() -> str:
     """nDCG@10 of what costs nothing on every judged collection, on the questions that report."""
     table = []

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -85,64 +84,45 @@ class Judge:
         return {mix: self.ndcg(combine(scores, mix._asdict())) for mix in mixes}
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The mean difference in nDCG@10 of two searches over the same questions, with its 95 % interval."""
 
     says: str
-    difference: float
-    low: float
-    high: float
-    questions: int
+    interval: Interval
     won: int
     lost: int
-
-    @property
-    def outcome(self) -> str:
-        """ "better" or "worse" where the interval has no 0 in it, else "not told apart"."""
-        return self.interval.outcome
-
-    @property
-    def interval(self) -> Interval:
-        return Interval(self.difference, self.low, self.high, self.questions)
 
     def row(self) -> dict[str, Any]:
         """A line of the verdict's table."""
         return {
             "what": self.says,
             "nDCG@10": str(self.interval),
-            "questions won / lost": f"{self.won} / {self.lost} of {self.questions}",
-            "verdict": self.outcome,
+            "questions won / lost": f"{self.won} / {self.lost} of {self.interval.items}",
+            "verdict": self.interval.outcome,
         }
 
 
 def compare(says: str, ours_Q: np.ndarray, theirs_Q: np.ndarray) -> Verdict:
     """The mean difference over questions, which are drawn together for both."""
     difference_Q = ours_Q - theirs_Q
-    mean = bootstrap(np.mean, difference_Q)
-    won, lost = int((difference_Q > 1e-9).sum()), int((difference_Q < -1e-9).sum())
-    return Verdict(says, mean.value, mean.low, mean.high, mean.items, won, lost)
+    won, lost = (difference_Q > 1e-9).sum(), (difference_Q < -1e-9).sum()
+    return Verdict(says, bootstrap(np.mean, difference_Q), int(won), int(lost))
 
 
 # ---- choosing
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What dev questions chose: the model, the weights of each model's search, and why."""
+class Choice(NamedTuple):
+    """What dev questions chose: the model, why, and the weights of each model's search, the better trained model first."""
 
     model: str
     reason: str
-    default: Mix
-    mixes: dict[str, Mix]  # the better trained model first; empty where nothing could choose
-
-    def mix(self, model: str) -> Mix:
-        return self.mixes.get(model, self.default)
+    mixes: dict[str, Mix]
 
     @property
     def trained(self) -> str:
         """The better one of the trained models."""
-        return next((name for name in self.mixes if name != STOCK), TRAINED)
+        return next(name for name in self.mixes if name != STOCK)
 
 
 def choose(dev: Mapping[str, Table], default: Mix, kind: str) -> Choice:
@@ -151,16 +131,16 @@ def choose(dev: Mapping[str, Table], default: Mix, kind: str) -> Choice:
     dev: model -> `Judge.measure`; empty where no question can choose.
     """
     if not dev or len(dev[STOCK][MEANING]) < FEWEST:
-        return Choice(STOCK, f"fewer than {FEWEST} questions to choose by, so the default", default, {})
+        reason = f"fewer than {FEWEST} questions to choose by, so the default"
+        return Choice(STOCK, reason, dict.fromkeys((TRAINED, HEAD, STOCK), default))
     mixes = {name: _best(table, default) for name, table in dev.items()}
     values = {name: dev[name][mix] for name, mix in mixes.items()}
     order = sorted(mixes, key=lambda name: -values[name].mean())
     best = next((name for name in order if name != STOCK), STOCK)
     kept = best if _clearly_ahead(values[best], values[STOCK]) else STOCK
     means = ", ".join(f"{name} {values[name].mean():.3f}" for name in order)
-    return Choice(
-        kept, f"nDCG@10 on {len(values[STOCK])} dev {kind}: {means}", default, {name: mixes[name] for name in order}
-    )
+    reason = f"nDCG@10 on {len(values[STOCK])} dev {kind}: {means}"
+    return Choice(kept, reason, {name: mixes[name] for name in order})
 
 
 def report(tables: Mapping[str, Table], choice: Choice) -> list[dict[str, Any]]:
@@ -170,7 +150,7 @@ def report(tables: Mapping[str, Table], choice: Choice) -> list[dict[str, Any]]:
     if CLASSIFIER in stock:
         rows[f"{STOCK}, linear classifier"] = stock[CLASSIFIER]
     for name, table in tables.items():
-        rows[f"{name}, chosen: {choice.mix(name)}"] = table[choice.mix(name)]
+        rows[f"{name}, chosen: {choice.mixes[name]}"] = table[choice.mixes[name]]
     return [{"search": name, "nDCG@10": float(values.mean())} for name, values in rows.items()]
 
 

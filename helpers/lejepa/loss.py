@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.functional import linear, normalize
 
 from helpers.data.words import spans
-from helpers.lejepa.parallel import Means, embed_in_parts, over_processes, processes, recompute
+from helpers.lejepa.parallel import Means, embed, embed_in_parts, move, over_processes, processes, recompute
 
 LAST_KNOT, KNOTS = 3.0, 17  # as in the paper's code; the paper's text integrates to 5
 SCALE = 20.0  # inverse temperature of the cosines, the default of MultipleNegativesRankingLoss
@@ -94,9 +94,7 @@ class SIGReg(nn.Module):
         The projection may be in bf16, all that follows is not: cosines averaged in bf16 are 18 % off at N = 65,536.
         """
         slices_MK = self.slices(embeddings_VNK.shape[-1], step)
-        if embeddings_VNK.is_cuda:  # a copy out of memory that is not pinned would wait for the GPU
-            slices_MK = slices_MK.pin_memory().to(embeddings_VNK.device, non_blocking=True)
-        u_VNM = linear(embeddings_VNK, slices_MK.to(embeddings_VNK.device, embeddings_VNK.dtype))
+        u_VNM = linear(embeddings_VNK, move(slices_MK, embeddings_VNK))
         with torch.autocast(u_VNM.device.type, enabled=False):
             return self.epps_pulley(u_VNM.to(torch.promote_types(u_VNM.dtype, torch.float32)))
 
@@ -161,7 +159,7 @@ class LeJEPALoss(CachedLossMixin, nn.Module):
         columns = list(sentence_features)
         if self.mini_batch_size:
             return embed_in_parts(self, columns)
-        return self.calculate_loss([[self.model(column)["sentence_embedding"]] for column in columns])
+        return self.calculate_loss([[embed(self.model, column)] for column in columns])
 
     def calculate_loss(self, reps, labels=None, *, with_backward=False):
         """The loss from embeddings: for each view a list of parts [n, K]. with_backward: as CachedLossMixin asks for."""

@@ -60,11 +60,14 @@ def principal_head(x_ND: np.ndarray, output_dim: int = 0) -> torch.Tensor:
 
 def GaussianEmbeddingGemma(backbone: SentenceTransformer, weight_KD: torch.Tensor) -> SentenceTransformer:
     """The model that LeJEPA trains: a copy of the backbone with a linear head, such as `principal_head` fits to documents."""
+    modules = [*copy.deepcopy(encoder_on_cpu(backbone)), linear_head(weight_KD)]
+    return SentenceTransformer(modules=modules, prompts=backbone.prompts, device="cpu")
+
+
+def linear_head(weight_KD: torch.Tensor) -> Dense:
     head = Dense(weight_KD.shape[1], weight_KD.shape[0], activation_function=torch.nn.Identity())
     head.linear.load_state_dict({"weight": weight_KD, "bias": torch.zeros(len(weight_KD))})
-    return SentenceTransformer(
-        modules=[*copy.deepcopy(encoder_on_cpu(backbone)), head], prompts=backbone.prompts, device="cpu"
-    )
+    return head
 
 
 class Embeddings:
@@ -74,30 +77,21 @@ class Embeddings:
         self.folder = folder
 
     def __call__(self, model: SentenceTransformer, texts: Sequence[str], task: str) -> np.ndarray:
+        self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / f"{task}-{_weights_digest(model)}.safetensors"
-        vectors = self._read(file)
-        keys = [hashlib.sha256(text.encode()).digest()[:16] for text in texts]
+        try:
+            vectors = load_file(file)
+        except (OSError, SafetensorError):  # none yet, or one that was cut off
+            vectors = {}
+        keys = [hashlib.sha256(text.encode()).hexdigest()[:32] for text in texts]
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in vectors}
         order = sorted(missing, key=lambda key: len(missing[key]))
         for begin in range(0, len(order), PIECE):
             part = order[begin : begin + PIECE]
             vectors |= zip(part, encode(model, [missing[key] for key in part], task), strict=True)
-            self._write(file, vectors)
+            save_file(vectors, file.with_suffix(".part"))
+            file.with_suffix(".part").replace(file)
         return np.stack([vectors[key] for key in keys])
-
-    def _read(self, file: Path) -> dict[bytes, np.ndarray]:
-        try:
-            kept = load_file(file)
-            return dict(zip(map(bytes, kept["keys"]), kept["vectors"], strict=True))
-        except (OSError, SafetensorError):  # none yet, or one that was cut off
-            return {}
-
-    def _write(self, file: Path, vectors: dict[bytes, np.ndarray]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        keys = np.frombuffer(b"".join(vectors), np.uint8).reshape(len(vectors), -1)
-        temporary = file.with_suffix(".part")
-        save_file({"keys": keys, "vectors": np.stack([*vectors.values()])}, temporary)
-        temporary.replace(file)
 
 
 def _weights_digest(model: SentenceTransformer) -> str:

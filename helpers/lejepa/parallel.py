@@ -1,4 +1,4 @@
-"""What the loss needs where a batch is too large for the memory, or is shared by several processes or XLA devices."""
+"""What the loss needs of a device: little padding on a CPU, parts of a batch that is too large, batches that several devices share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from helpers.machine import xla
+
+PARTS = 4  # of a column on a CPU
+TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def processes() -> int:
@@ -24,6 +27,13 @@ def over_processes(sums: torch.Tensor) -> torch.Tensor:
     from torch.distributed.nn.functional import all_reduce
 
     return all_reduce(sums)
+
+
+def move(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The tensor with the device and dtype of another. A copy out of memory that is not pinned would wait for a GPU."""
+    if other.is_cuda:
+        tensor = tensor.pin_memory()
+    return tensor.to(other.device, other.dtype, non_blocking=other.is_cuda)
 
 
 def recompute(function, *inputs) -> torch.Tensor:
@@ -60,6 +70,20 @@ class Means:
         return {name: total / steps for name, total in zip(self.names, totals, strict=True)}
 
 
+def embed(model, column: dict) -> torch.Tensor:
+    """Embeddings [N, K] of a column. On a CPU in parts of texts of nearly equal length, which hold half of the padding."""
+    mask_NT = column.get("attention_mask")
+    if mask_NT is None or mask_NT.device.type != "cpu" or not mask_NT[:, 0].all():  # padded on the left
+        return model(column)["sentence_embedding"]
+    length_N = mask_NT.sum(1)
+    parts = length_N.argsort().chunk(PARTS)
+    embeddings = []
+    for rows in parts:
+        tokens = {name: column[name][rows, : length_N[rows].max()] for name in TOKENS if name in column}
+        embeddings.append(model(column | tokens)["sentence_embedding"])
+    return torch.cat(embeddings)[torch.cat(parts).argsort()]
+
+
 def embed_in_parts(loss, columns: list[dict]) -> torch.Tensor:
     """The loss of a batch whose columns are embedded in parts of `loss.mini_batch_size` texts."""
     if columns[0]["input_ids"].device.type != "xla":
@@ -85,15 +109,15 @@ def embed_on_xla(model, column: dict, chunk: int) -> torch.Tensor:
             values.append(value)
         xla.sync()
 
-        def embed(*values):
+        def embedded(*values):
             return model(dict(zip(names, values, strict=False)))["sentence_embedding"]
 
         if torch.is_grad_enabled():
             # torch_xla's function gives no gradient to weights unless an input asks for one.
             anchor = torch.zeros((), device=values[0].device, requires_grad=True)
-            part_NK = xla.checkpoint_function()(embed, *values, anchor)
+            part_NK = xla.checkpoint_function()(embedded, *values, anchor)
             part_NK.register_hook(lambda gradient: xla.sync())
         else:
-            part_NK = embed(*values)
+            part_NK = embedded(*values)
         embeddings.append(part_NK)
     return torch.stack(embeddings, 1).flatten(0, 1)

@@ -22,7 +22,8 @@ from torch.utils.data import SequentialSampler
 from helpers.lejepa import parameters
 from helpers.lejepa.data import Example
 from helpers.lejepa.documents import Spans
-from helpers.lejepa.parameters import HEAD_RATE, HEAD_STEPS, EmbeddingParameters
+from helpers.lejepa.model import linear_head
+from helpers.lejepa.parameters import HEAD_RATE, EmbeddingParameters
 from helpers.machine import xla
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Plan, Recipe
@@ -184,38 +185,21 @@ def new_trainer(
 # ---- the head alone
 
 
-class Head(nn.Module):
-    """A model of one linear layer over embeddings, which a loss takes for a sentence encoder."""
-
-    def __init__(self, weight_KD: torch.Tensor):
-        super().__init__()
-        self.linear = nn.Linear(*weight_KD.T.shape, bias=False)
-        self.linear.load_state_dict({"weight": weight_KD})
-
-    def forward(self, features):
-        return {"sentence_embedding": self.linear(features["input_ids"])}
-
-    def __getitem__(self, index):
-        return self.linear
-
-
 def train_head(
     make_loss, weight_KD: torch.Tensor, anchors_ND: np.ndarray, positives_ND: np.ndarray, batch_size: int
 ) -> torch.Tensor:
     """The weight [K, D] of a head after some seconds of training on a frozen backbone's embeddings of `pairs`.
 
-    make_loss: from a `Head` to a `LeJEPALoss`.
+    make_loss: from a model to a `LeJEPALoss`.
     """
-    head = Head(weight_KD)
-    loss = make_loss(head)
-    optimizer = torch.optim.AdamW(head.parameters(), HEAD_RATE, weight_decay=0.01)
-    steps = min(HEAD_STEPS, len(anchors_ND) // batch_size)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    for step in range(steps):
-        rows = slice(step * batch_size, (step + 1) * batch_size)
-        columns = [{"input_ids": torch.from_numpy(side_ND[rows])} for side_ND in (anchors_ND, positives_ND)]
+    model = nn.Sequential(linear_head(weight_KD))
+    loss, weight_KD = make_loss(model), model[0].linear.weight
+    optimizer = torch.optim.AdamW([weight_KD], HEAD_RATE, weight_decay=0.01)
+    batches = [torch.from_numpy(side_ND).split(batch_size) for side_ND in (anchors_ND, positives_ND)]
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches[0]))
+    for batch in zip(*batches, strict=True):
         optimizer.zero_grad()
-        loss(columns).backward()
+        loss([{"sentence_embedding": side_ND} for side_ND in batch]).backward()
         optimizer.step()
         schedule.step()
-    return head.linear.weight.detach()
+    return weight_KD.detach()

@@ -273,7 +273,7 @@ choice = choose(measured.get(dev, {}), default, collection.kind)
 verdicts = []
 if test in measured:
     table = measured[test]
-    chosen = {name: table[name][choice.mix(name)] for name in table}
+    chosen = {name: table[name][choice.mixes[name]] for name in table}
     verdicts = [
         compare(f"what training adds to the same search ({choice.trained})", chosen[choice.trained], chosen[STOCK]),
         compare("the whole search over the stock model alone", chosen[choice.model], table[STOCK][Mix(meaning=1)]),
@@ -288,7 +288,7 @@ if test in measured:
     axes.invert_yaxis()
 else:
     print("These data have no questions, and no headings that only one document has: nothing can be measured.")
-print(f"kept: {choice.model}, searched by {choice.mix(choice.model)} ({choice.reason})")
+print(f"kept: {choice.model}, searched by {choice.mixes[choice.model]} ({choice.reason})")
 
 # %% [markdown]
 # ## Save
@@ -313,7 +313,7 @@ if difference > 1e-2:
 kept_model = {STOCK: backbone, TRAINED: trainer.model}.get(choice.model) or GaussianEmbeddingGemma(backbone, head_KD)
 passages = collection.searched(collection.past + collection.dev + collection.test if collection.past else [])
 vectors_NK = embed(kept_model, [passage.text for passage in passages], "document")
-mix = choice.mix(choice.model)
+mix = choice.mixes[choice.model]
 learned_NK = classifier(passages, vectors_NK) if mix.classifier else None
 search.save(run.path / "search", kept_model, passages, vectors_NK, mix, learned_NK)
 results_file = run.results(

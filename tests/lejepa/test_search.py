@@ -134,7 +134,7 @@ def test_an_interval_is_scipys_paired_bootstrap():
     expected = scipy.stats.bootstrap(
         (ours_Q, theirs_Q), lambda x, y, axis: (x - y).mean(axis), paired=True, method="percentile", n_resamples=9999
     ).confidence_interval
-    assert (verdict.low, verdict.high) == pytest.approx((expected.low, expected.high), abs=0.01)
+    assert (verdict.interval.low, verdict.interval.high) == pytest.approx((expected.low, expected.high), abs=0.01)
     assert (verdict.won, verdict.lost) == ((ours_Q > theirs_Q).sum(), (ours_Q < theirs_Q).sum())
 
 
@@ -145,7 +145,7 @@ def test_an_interval_is_scipys_paired_bootstrap():
 def test_a_difference_is_told_where_its_interval_has_no_zero_and_questions_are_enough(shift, questions, outcome):
     theirs_Q, noise_Q = np.random.default_rng(0).normal(0.5, 0.2, (2, questions))
     verdict = evaluation.compare("it", theirs_Q + shift + (noise_Q - noise_Q.mean()), theirs_Q)
-    assert verdict.outcome == verdict.row()["verdict"] == outcome
+    assert verdict.interval.outcome == verdict.row()["verdict"] == outcome
 
 
 STOCK, TRAINED, HEAD = evaluation.STOCK, evaluation.TRAINED, evaluation.HEAD
@@ -163,19 +163,19 @@ def table(**means):
 def test_questions_choose_the_weights_of_every_model_and_then_the_model():
     dev = {STOCK: table(BM25_alone=0.5), TRAINED: table(meaning_alone=0.6), HEAD: table(meaning_alone=0.55)}
     choice = evaluation.choose(dev, DEFAULT, "questions")
-    assert (choice.model, choice.mix(choice.model), choice.trained) == (TRAINED, evaluation.MEANING, TRAINED)
-    assert choice.mix(STOCK) == evaluation.WORDS
+    assert (choice.model, choice.mixes[choice.model], choice.trained) == (TRAINED, evaluation.MEANING, TRAINED)
+    assert choice.mixes[STOCK] == evaluation.WORDS
     assert choice.reason == "nDCG@10 on 100 dev questions: LeJEPA 0.601, LeJEPA, head 0.551, stock model 0.501"
 
 
 def test_the_default_and_the_stock_model_stay_where_nothing_is_ahead_by_a_standard_error():
-    assert evaluation.choose({}, DEFAULT, "none").mix(TRAINED) == DEFAULT
+    assert evaluation.choose({}, DEFAULT, "none").mixes[TRAINED] == DEFAULT
     few = {STOCK: {mix: values[:19] for mix, values in table(BM25_alone=0.9).items()}}
-    assert evaluation.choose(few, DEFAULT, "questions").mix(STOCK) == DEFAULT
+    assert evaluation.choose(few, DEFAULT, "questions").mixes[STOCK] == DEFAULT
     noise = np.random.default_rng(1).normal(0, 0.3, 100)
     near = {mix: values + (mix != DEFAULT) * (noise - noise.mean() + 0.01) for mix, values in table().items()}
     choice = evaluation.choose({STOCK: near, TRAINED: near}, DEFAULT, "questions")
-    assert (choice.model, choice.mix(STOCK)) == (STOCK, DEFAULT)
+    assert (choice.model, choice.mixes[STOCK]) == (STOCK, DEFAULT)
 
 
 @pytest.mark.parametrize(
