@@ -44,7 +44,7 @@ class Build:
         self.triples |= {*module.triples}
         if package := self.names.files.get(module.path.rpartition("/")[0]):
             self.triples.add((package.id, "contains", module.id))
-        for scope, kind, chain in {use[:3] for use in module.uses}:
+        for scope, kind, chain in dict.fromkeys(use[:3] for use in module.uses):
             if kind == "imported":
                 self._import(module, *chain.split(":"))
             elif kind in ("called", "with", "awaited"):
