@@ -71,7 +71,7 @@ class Means:
 
 
 def embed(model, column: dict) -> torch.Tensor:
-    """Embeddings [N, K] of a column. On a CPU in parts of texts of nearly equal length, which hold half of the padding."""
+    """Embeddings [N, K] of a column. On a CPU in parts of texts of nearly equal length, so that less of them is padding."""
     mask_NT = column.get("attention_mask")
     if mask_NT is None or mask_NT.device.type != "cpu" or not mask_NT[:, 0].all():  # padded on the left
         return model(column)["sentence_embedding"]

@@ -219,7 +219,8 @@ for candidate in raced.judged:
     row |= {"examples": f"x {candidate.settings.get(EXAMPLES, 1)}", "speed": f"x {quality.speed:.2f}"}
     rows.append(row | {"dev loss": quality.loss, "dev F1": quality.f1, "outcome": candidate.outcome})
 whole = "the whole run" if raced.is_whole else "a part of the whole run"
-tables.show(rows, f"Candidates beside the stock Trainer's run over {raced.examples:,} examples ({whole})")
+if rows:
+    tables.show(rows, f"Candidates beside the stock Trainer's run over {raced.examples:,} examples ({whole})")
 print(f"quality {raced.outcome}: {raced.detail}")
 print(f"settings that are used: {'the stock ones' if settings == task.start else settings}")
 
@@ -306,7 +307,7 @@ with torch.no_grad():
     ours, theirs = (model.eval()(**inputs).logits for model in (trained_model, reloaded))
 torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
 classify = pipeline("text-classification", model=reloaded, tokenizer=tokenizer, device="cpu")
-text = "i feel like nobody listens to me"  # or any text in quotes
+text = test_texts[0]  # or any text in quotes
 tables.show(classify(text, top_k=3, truncation=True, max_length=params.max_length), text)
 
 for file in write_stock(task, settings, run.path / "stock", model="../model"):
