@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.plan.counting import Count
 from helpers.plan.forecast import memory
 from helpers.plan.settings import Plan
 from helpers.plan.workloads import Workload
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that are no view: what a card is asked to launch."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not (func.is_view or func.namespace == "profiler")
+        return func(*args, **(kwargs or {}))
 
 
 class Stack(nn.Module):

@@ -63,7 +63,7 @@ class Count:
     activations: int  # bytes at the end of the forward pass, beside those of weights and gradients
     step_peak: int  # bytes of all tensors at the fullest moment of forward and backward
     update_peak: int  # the same of the optimizer's update
-    launches: int  # operations that make a tensor, forward and backward
+    launches: int  # operations that are no view, forward and backward
 
     @property
     def peak(self) -> int:
@@ -105,7 +105,7 @@ def count(
     with fake, _kernels_of(kind, precision, shares_keys), torch.random.fork_rng(devices=[]), live:
         for weight in trained if accumulating else ():
             weight.grad = torch.zeros_like(weight)
-        before, made = live.now, live.made
+        before, launched = live.now, live.launched
         with _autocast(precision):
             loss = workload.loss(model, batch)
         activations = live.now - before
@@ -123,7 +123,7 @@ def count(
         step_peak=live.peak + optimizer,
         # AdamW on a CPU makes the denominator of the largest weight, twice; in one kernel nothing.
         update_peak=weights + gradients + optimizer + 8 * max(sizes, default=0) * (kind == "cpu"),
-        launches=live.made - made,
+        launches=live.launched - launched,
     )
 
 
@@ -232,19 +232,20 @@ class LiveBytes(TorchDispatchMode):
 
     Attributes:
         now, peak: bytes.
-        made: how many, `tensors` included.
+        launched: how many operations that are no view, in-place ones included.
         flops: of the operations that torch has a formula for.
     """
 
     def __init__(self, tensors):
         super().__init__()
-        self.now = self.peak = self.flops = self.made = 0
+        self.now = self.peak = self.flops = self.launched = 0
         self._sizes: dict[int, int] = {}
         for tensor in tensors:
             self._count(tensor)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        self.launched += not (func.is_view or func.namespace == "prim")  # which asks a fake tensor for its device
         if func is ATEN._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return 0  # a number that code looks at and that a fake tensor does not have
         result = func(*args, **kwargs)
@@ -261,7 +262,6 @@ class LiveBytes(TorchDispatchMode):
         if key in self._sizes:
             return
         self._sizes[key] = size
-        self.made += 1
         self.now += size
         self.peak = max(self.peak, self.now)
         weakref.finalize(storage, self._freed, key).atexit = False

@@ -50,8 +50,9 @@ GUESS = "a guess: published TPU runs are of JAX and Flax"
 PUBLISHED = "published runs"
 COMPILATION = 60.0, 660.0  # seconds that XLA compiles a run's programs (docs/results/tpu_compiler_steps.json)
 EVALUATED = 1 / 3  # of the time of a trained example: a forward pass
-# Seconds that a GPU's host takes to launch an operation that makes a tensor; on an H200 27e-6 to 60e-6 (docs/gpu.md).
+# Seconds that a GPU's host takes to launch an operation; on an H200 27e-6 to 60e-6 for each that makes a tensor (docs/gpu.md).
 LAUNCH = 10e-6, 100e-6
+UPDATE = 10  # operations of clipping and of the fused optimizer, whatever the number of weights
 ADAMW_BYTES = 28.0  # a trained weight: weight, gradient and two moments are read, all but the gradient written
 
 
@@ -218,7 +219,7 @@ def _published(work: Work, accelerator: Accelerator | None, precision: str, fuse
     if is_gpu:
         log += (SIZE if fused else SIZE_UNFUSED) * clipped(ideal)
     centre = Range.from_factor(bound * math.exp(log), EITHER_WAY, PUBLISHED if is_gpu else GUESS)
-    launches = work.launches * work.accumulation if is_gpu and not fused else 0
+    launches = work.launches * work.accumulation + UPDATE if is_gpu and not fused else 0
     # No step is faster than peak and bandwidth allow; one smaller than any published may take as long as the smallest.
     high = max(bound, centre.high) * max(1, SIZES[0] / ideal)
     return replace(centre, low=max(bound, centre.low, LAUNCH[0] * launches), high=max(high, LAUNCH[1] * launches))

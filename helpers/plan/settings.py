@@ -11,7 +11,7 @@ from pydantic import PositiveFloat, PositiveInt
 from helpers.machine.runtime import Runtime
 from helpers.show import tables
 
-from .forecast import Memory, memory
+from .forecast import UPDATE, Memory, memory
 from .workloads import Workload
 
 RECIPES, ASKED = "the recipe's", "asked for"
@@ -78,6 +78,11 @@ class Plan:
     def batch_size(self) -> int:
         """Examples in an optimizer step: the effective batch."""
         return self.micro_batch_size * self.gradient_accumulation_steps
+
+    @property
+    def launches(self) -> int:
+        """Operations of an optimizer step on a GPU, without compilation."""
+        return self.memory.count.launches * self.gradient_accumulation_steps + UPDATE
 
     def results(self) -> dict[str, Any]:
         """The `plan` part of results.json."""
@@ -187,6 +192,7 @@ def plan(
             "gradient_checkpointing": why_checkpointing,
             "memory": f"{needed.peak.basis}; {runtime.device_name} has {size}",
             "optimizer": why_optimizer,
+            **({"launches": "operations of a step, which the host starts one by one"} if kind == "cuda" else {}),
         },
     )
 

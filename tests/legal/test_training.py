@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.legal.model import apply_lora
 from helpers.legal.packing import IGNORED, FixedBlocks, masks_of, summed_loss
@@ -24,7 +23,7 @@ from tests import harness
 from tests.harness import cpu_here
 from tests.legal_run import rows
 from tests.test_resume import SLOW_ON_XLA
-from tests.workloads import plan_by_hand
+from tests.workloads import Launches, plan_by_hand
 
 from .test_model import loaded
 
@@ -187,16 +186,6 @@ def test_the_loss_in_tiles_is_the_plain_one_with_its_gradients(changes, tile, co
     assert found.item() == pytest.approx(plain.item(), rel=1e-5)
     for name, weight in model.named_parameters():
         torch.testing.assert_close(tiled[name], weight.grad, rtol=1e-4, atol=1e-5)
-
-
-class Launches(TorchDispatchMode):
-    """Counts operations that are no view: what a card is asked to launch."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += not func.is_view
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.once

@@ -12,8 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from helpers.plan import counting
 from helpers.plan.counting import LiveBytes, count
+from helpers.plan.forecast import UPDATE
 from helpers.plan.workloads import Workload
-from tests.workloads import bert, stack
+from tests.workloads import Launches, bert, stack
 
 pytestmark = pytest.mark.once
 
@@ -60,6 +61,21 @@ def test_flops_are_those_of_torchs_counter_on_a_real_step():
     with FlopCounterMode(display=False) as counter:
         workload.loss(workload.model, workload.batch(4, 32)).backward()
     assert count(workload, 4, kind="cpu", precision="fp32").flops == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("workload", "unseen"), [(stack(3), 0), (bert(2), 2)], ids=["stack", "bert"])
+def test_launches_are_the_operations_of_a_real_step_and_of_its_update(workload, unseen):
+    """unseen: transformers asks the host whether a mask hides anything, but for fake tensors."""
+    model, batch = workload.model.train(), workload.batch(4, workload.length)
+    with Launches() as step:
+        workload.loss(model, batch).backward()
+    assert count(workload, 4, kind="cpu", precision="fp32").launches == step.count - unseen
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    optimizer.step()  # makes its state
+    with Launches() as update:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        optimizer.step()
+    assert update.count == UPDATE
 
 
 def test_fused_attention_makes_the_scores_once_more_for_its_backward():
