@@ -313,11 +313,14 @@ if params.data_source == "sample":
     )
 print("\n".join(verdict))
 figure, axes = plt.subplots(figsize=(8, 2.0), layout="constrained")
-axes.plot([one.bits_per_byte for one in scores.values()], [*scores], "o")
+for name, one in scores.items():
+    ours = name == NAMES[params.memory]
+    axes.plot(one.bits_per_byte, name, "o", color="tab:orange" if ours else "tab:blue", markersize=10 if ours else 7)
 axes.invert_yaxis()
 axes.grid(axis="y")
 _ = axes.set(
-    title="How well texts are predicted that nobody has seen", xlabel="bits per byte of test (fewer is better)"
+    title=f"How well unseen text is predicted (orange: this notebook's {NAMES[params.memory]} model)",
+    xlabel="bits per byte of the test texts (lower is better)",
 )
 
 # %% [markdown]
