@@ -47,7 +47,8 @@ def write_stock(task: Task, settings: Settings, folder: Path, *, model: str) -> 
         rows = [{"text": text, "label": task.texts.labels[label]} for text, label in getattr(task.texts, split)]
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
-    return sorted(folder.glob("*.*"))
+    names = ["train.py", "settings.json", *(f"{split}.jsonl" for split in SPLITS)]
+    return [folder / name for name in names]
 
 
 def training_arguments(task: Task, settings: Settings) -> dict[str, Any]:

@@ -249,7 +249,7 @@ def test_of_two_cards_a_notebook_takes_one_and_two_runs_of_a_batch_have_one_each
 
 NOT_RUN = {  # text of a line: why the stand-in cannot run it
     "torch.cuda.empty_cache()": "before a notebook starts processes on several cards",
-    "slices_MK = slices_MK.pin_memory().to(embeddings_VNK.device, non_blocking=True)": "a tensor in the memory of a card",
+    "tensor = tensor.pin_memory()": "a tensor in the memory of a card",
     "torch.cuda.init()": "where a card is attached that torch cannot use (tests/test_runtime.py)",
     'backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"': "NCCL joins several cards",
 }
