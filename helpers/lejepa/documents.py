@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import importlib
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -125,6 +126,7 @@ def _html(path: Path) -> str:
 
 
 def _pdf(path: Path) -> str:
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what stops it is raised, and named with the file
     pages = _library("pypdf", "pypdf").PdfReader(path).pages
     return "\n".join(page.extract_text() for page in pages)
 
