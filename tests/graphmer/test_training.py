@@ -73,7 +73,8 @@ def test_a_run_killed_after_the_length_changed_ends_with_identical_weights(kind,
 @pytest.mark.slow
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 def test_eight_xla_devices_and_a_cpu_give_the_same_losses_in_fp32(sources, tmp_path):
-    still = {"model.dropout": 0.0, "model.relation_dropout": 0.0, "run.log_interval": 4}
+    # At a small rate, since AdamW's first steps turn the rounding of a small gradient into a step of the whole rate.
+    still = {"model.dropout": 0.0, "model.relation_dropout": 0.0, "run.log_interval": 4, "optimizer.lr": 1e-4}
     ours, reference = (
         result(run(tmp_path / kind, kind=kind, data=sources, changes=CURRICULUM | still)) for kind in ("xla", "cpu")
     )
