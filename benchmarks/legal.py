@@ -52,7 +52,7 @@ SYSTEM = (
 )
 THRESHOLD = 75_000  # dollars, 28 U.S.C. § 1332(a)
 BLOCK = 512  # tokens: about four records with their chains
-RATE, PASSES = 1e-3, {"chains": 1, "labels": 2}  # about as many steps: a record with its chain has twice the tokens
+RATE, PASSES = 1e-3, {"chains": 2, "labels": 4}  # about as many steps: a record with its chain has twice the tokens
 FORMS = ("chains", "labels")
 DROPOUT = 0.05  # of the adapters' inputs, beside none; development loss alone
 EXAMPLES = 4  # solved ones before a question of the base model
