@@ -44,7 +44,7 @@ from helpers.plan.settings import Recipe
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/results/legal_cpu.json"
 FILES = ("diversity_2.jsonl", "diversity_4.jsonl")
-SIZES = {"train": 240, "validation": 40, "test": 200}
+SIZES = {"train": 240, "validation": 40, "test": 200}  # every study of fewer records has the same test questions
 SEEDS = (0, 1, 2)
 SYSTEM = (
     "A federal court has diversity jurisdiction if no plaintiff is from the state of a defendant, and more than $75,000 is in "
@@ -52,7 +52,13 @@ SYSTEM = (
 )
 THRESHOLD = 75_000  # dollars, 28 U.S.C. § 1332(a)
 BLOCK = 512  # tokens: about four records with their chains
-RATE, PASSES = 1e-3, {"chains": 2, "labels": 4}  # about as many steps: a record with its chain has twice the tokens
+RATE = 1e-3
+PASSES = {  # training records: passes over them; a record with its chain has twice the tokens of one with a label alone
+    240: {"chains": 2, "labels": 4},
+    96: {"chains": 4, "labels": 8},
+    48: {"chains": 6, "labels": 12},
+}
+ALL, *FEWER = PASSES
 FORMS = ("chains", "labels")
 DROPOUT = 0.05  # of the adapters' inputs, beside none; development loss alone
 EXAMPLES = 4  # solved ones before a question of the base model
@@ -110,11 +116,13 @@ def splits_of(data: Path) -> dict[str, list[dict]]:
     return splits
 
 
-def loaded(form: str, data: Path, folder: Path) -> Records:
-    """The records by the room's own reader, from a folder with its three splits: with their chains, or with labels alone."""
-    place = folder / "records" / form
+def loaded(form: str, count: int, data: Path, folder: Path) -> Records:
+    """The first `count` training records by the room's own reader, and the other splits: with their chains, or with labels alone."""
+    place = folder / "records" / f"{form}_{count}"
     place.mkdir(parents=True, exist_ok=True)
-    for name, rows in splits_of(data).items():
+    splits = splits_of(data)
+    splits["train"] = splits["train"][:count]
+    for name, rows in splits.items():
         if form == "labels":
             rows = [{"text": row["question"], "label": row["answer"]} for row in rows]
         lines = [json.dumps({"system": SYSTEM} | row) + "\n" for row in rows]
@@ -147,7 +155,8 @@ class Study:
         self.model = unpacked(arguments.gguf, self.folder / "SmolLM2-135M-Instruct")
         self.end, self.only = time.monotonic() + 60 * arguments.minutes, tuple(arguments.only)
         self.machine = runtime.detect(False, arguments.precision)
-        self.records = {form: loaded(form, arguments.data, self.folder) for form in FORMS}
+        self.data = arguments.data
+        self.records = {form: loaded(form, ALL, self.data, self.folder) for form in FORMS}
 
     def piece(self, name: str, make: Callable[[], dict]) -> None:
         """Writes what `make` returns, unless its file is there. Ends the run where the time is over."""
@@ -178,9 +187,9 @@ class Study:
 
     # -- what is not trained --
 
-    def words(self) -> dict:
+    def words(self, count: int = ALL) -> dict:
         """What the most frequent answer, the nearest record and counted words say."""
-        records = self.records["labels"]
+        records = loaded("labels", count, self.data, self.folder)
         answers = evaluation.baselines(records, records.splits["test"])
         return {
             "answers": {name: answers[name] for name in (evaluation.FREQUENT, evaluation.NEAREST, evaluation.WORDS)}
@@ -228,22 +237,22 @@ class Study:
 
     # -- training --
 
-    def trained(self, form: str, seed: int, dropout: float = 0.0) -> dict:
+    def trained(self, form: str, seed: int, count: int = ALL, dropout: float = 0.0) -> dict:
         """Trains adapters, keeps the pass with the lowest development loss, and asks the development and the test questions."""
-        records = self.records[form]
+        records = loaded(form, count, self.data, self.folder)
         model, template = self.start("lora", seed, dropout)
         rows, _, _ = encode(records, template)
         blocks = count_blocks([*map(len, rows["train"]["input_ids"])], BLOCK)
         settings = Recipe(
             batch_size=1,
             learning_rate=RATE,
-            max_steps=PASSES[form] * blocks,
+            max_steps=PASSES[count][form] * blocks,
             sequence_length=BLOCK,
             warmup_fraction=0.1,
             micro_batch_size=1,
         )
         planned = planner.plan(settings, workload(model, "SmolLM2-135M", BLOCK, "lora"), self.machine)
-        place = self.folder / "runs" / f"{form}_{seed}_{dropout}"
+        place = self.folder / "runs" / f"{form}_{count}_{seed}_{dropout}"
         config = sft_config(
             planned,
             self.machine,
@@ -295,12 +304,18 @@ class Study:
         for seed in SEEDS:
             for form in FORMS:
                 self.piece(f"{form}, seed {seed}", lambda form=form, seed=seed: self.trained(form, seed))
+        for count in FEWER:
+            self.piece(f"words, {count} records", lambda count=count: self.words(count))
+            for seed in SEEDS:
+                for form in FORMS:
+                    name = f"{form}, {count} records, seed {seed}"
+                    self.piece(name, lambda form=form, seed=seed, count=count: self.trained(form, seed, count))
         self.piece("probe", self.probe)
         for form, examples in BASE_ROWS:
             name = f"base, {form}, {examples} examples"
             self.piece(name, lambda form=form, examples=examples: self.base(form, examples))
         for seed in SEEDS:
-            self.piece(f"dropout, seed {seed}", lambda seed=seed: self.trained("chains", seed, DROPOUT))
+            self.piece(f"dropout, seed {seed}", lambda seed=seed: self.trained("chains", seed, dropout=DROPOUT))
 
     def results(self) -> dict:
         """Scores of every system; of the trained ones the means over seeds."""
@@ -312,7 +327,7 @@ class Study:
         systems[ALONE] = [piece["test"] for piece in trained["labels"]]
         systems[evaluation.TRAINED] = [piece["test"] for piece in trained["chains"]]
         asked = self.records["chains"].splits["test"]
-        recipe = {"rate": RATE, "passes": PASSES, "rank": LegalParameters.defaults().lora_rank, "block": BLOCK}
+        recipe = {"rate": RATE, "passes": PASSES[ALL], "rank": LegalParameters.defaults().lora_rank, "block": BLOCK}
         return {
             "sizes": SIZES,
             "recipe": recipe,

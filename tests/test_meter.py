@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from helpers.legal.packing import FixedBlocks
 from helpers.machine.runtime import Runtime
 from helpers.train import meter
 from helpers.train.meter import Meter
@@ -48,6 +49,15 @@ def test_every_column_of_texts_counts_and_a_pair_is_one_example():
     counted.count(anchors | {"positive_input_ids": torch.zeros(2, 5), "positive_attention_mask": mask})
     assert (counted.examples, counted.positions) == (4 + 3 + 2, 4 * 16 + 3 * 8 + 2 * 12)
     assert counted.padding == 4 and counted.results()["padding"] == round(4 / 112, 4)
+    blocks = FixedBlocks(8, pad_token_id=0)([{"input_ids": [5] * length, "labels": [5] * length} for length in (8, 3)])
+    counted.count(blocks)
+    roots = {
+        "root_ids": torch.ones(1, 6),
+        "leaf_ids": torch.ones(1, 4, 2),
+        "root_segments": torch.tensor([[1, 1, 2, 0, 0, 0]]),
+    }
+    counted.count(roots)
+    assert (counted.positions, counted.padding) == (112 + 16 + 6, 4 + 5 + 3)
 
 
 def test_rates_are_over_training_alone_in_all_sessions_and_the_state_that_is_being_saved_counts_the_saving(passes):

@@ -178,11 +178,15 @@ def _values(interval: Interval) -> dict[str, float | None]:
 
 
 def form(samples: Sequence[Mapping[str, Any]], questions: Sequence[Record]) -> dict[str, float]:
-    """The shares of written turns that stop by themselves, and whose answer and reasoning are the record's, word for word."""
+    """The shares of written turns that stop by themselves, and whose answer and reasoning are the record's, word for word.
+
+    The share of reasoning is over the records that have some.
+    """
     right = _right([sample["answer"] for sample in samples], questions)
     shares = {"stops": [sample["stops"] for sample in samples], "answer is right": right}
-    if any(record.reasoning for record in questions):
-        shares["every step is right"] = [sample["reasoning"] for sample in samples]
+    pairs = zip(samples, questions, strict=True)
+    if steps := [sample["reasoning"] for sample, record in pairs if record.reasoning]:
+        shares["every step is right"] = steps
     return {name: float(np.mean(values)) for name, values in shares.items()} | {"of": len(samples)}
 
 

@@ -13,6 +13,7 @@ import torch
 from helpers.machine.runtime import Runtime
 from helpers.show import tables
 
+MASKS = ("attention_mask", "segment_ids", "root_segments")  # 0 at padding
 _STATE = ("examples", "positions", "padding", "seconds", "aside_seconds", "compile_seconds", "processor_seconds")
 
 
@@ -81,7 +82,7 @@ class Meter:
         self.examples += processes * shapes[0][0]
         self.positions += processes * sum(math.prod(shape) for shape in shapes)
         for name, shape in batched.items():
-            if name.endswith("attention_mask") and shape == batched.get(name.replace("attention_mask", "input_ids")):
+            if name.endswith(MASKS) and shape in shapes:
                 self.padding = self.padding + processes * (inputs[name] == 0).sum()
 
     @contextlib.contextmanager

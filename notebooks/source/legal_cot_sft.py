@@ -218,7 +218,7 @@ print(before["samples"][0]["text"])
 #
 # Evaluations and checkpoints come every `save_steps` steps; the weights of the best evaluation are loaded at the end. With
 # `num_processes` of more than 1, each process runs the cells that the trainer needs and this one, as you ran them here, edits
-# included, and takes its share of every batch. The tables say what the run cost, measured. The padding of blocks counts as tokens; the model FLOPs utilisation leaves recomputation out.
+# included, and takes its share of every batch. The tables say what the run cost, measured. Tokens a second leave the padding of blocks out; the model FLOPs utilisation leaves recomputation out, too.
 
 # %% [markdown] tags=["tpu"]
 # ## Train

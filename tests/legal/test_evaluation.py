@@ -134,10 +134,13 @@ def test_solved_examples_stand_before_the_question_with_the_nearest_last():
     assert said == ["Be brief.", "a red dog", "Yes", "a red fox sleeps", "Yes", "the red fox", "No"]
 
 
-def test_the_form_of_what_is_written_counts_stops_right_answers_and_right_chains():
-    records = [record(1, "Q", "It falls.", reasoning_content="Step 1."), record(2, "Q", "Yes")]
+def test_the_form_of_what_is_written_counts_stops_right_answers_and_right_chains_of_records_with_one():
+    records = [record(n, "Q", "It falls.", reasoning_content="Step 1.") for n in (1, 2)] + [record(3, "Q", "Yes")]
     samples = [
         {"stops": True, "reasoning": True, "answer": "it falls"},
         {"stops": False, "reasoning": False, "answer": "No"},
+        {"stops": False, "reasoning": True, "answer": "No"},
     ]
-    assert form(samples, records) == {"stops": 0.5, "answer is right": 0.5, "every step is right": 0.5, "of": 2}
+    shares = form(samples, records)
+    assert shares["every step is right"] == 0.5 and shares["of"] == 3
+    assert shares["stops"] == shares["answer is right"] == pytest.approx(1 / 3)
