@@ -33,11 +33,12 @@ HEAD_WEIGHT = 0.5  # of the terms that teach what wrong leaves and the ontology 
 CHOICES = {
     "run.mixed_precision": ("auto", "fp32", "bf16", "fp16"),
     "hardware.device": ("auto", "cpu", "cuda", "tpu"),
+    "checkpointing.activation_checkpointing": ("auto", True, False),
     "optimizer.scheduler.name": ("cosine", "linear", "constant"),
 }
 FIXED = ("positional_encoding", "norm", "activation", "use_rel_attention_bias", "hgat.enabled", "hgat.relation_bias")
 FIXED += ("contrastive.enabled", "optimizer.name")
-MAY_BE_ZERO = ("seed", "warmup_steps")  # as may every whole number that is declared as 0
+MAY_BE_ZERO = ("seed", "warmup_steps", "gradient_accumulation_steps")  # as may every whole number that is declared as 0
 POSITIVE = ("lr", "eps", "temperature", "mask_prob", "held_out", "decay_base")
 MOST = {"dropout": 0.9, "mask_prob": 1, "held_out": 0.49, "decay_base": 0.999, "num_workers": 64, "seed": 2**32 - 1}
 
@@ -76,7 +77,8 @@ class Document(Section):
 
     def batch_size(self, device_count: int) -> int:
         """Sequences of an optimizer step over all devices."""
-        return self.training_data.micro_batch_size * self.run.gradient_accumulation_steps * device_count
+        parts = max(1, self.run.gradient_accumulation_steps)
+        return self.training_data.micro_batch_size * parts * device_count
 
     def require(self, machine: Runtime) -> None:
         """Raises ValueError: the configuration asks for another device, or for chips that are not there."""

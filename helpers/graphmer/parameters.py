@@ -69,7 +69,7 @@ class GraphParameters(Parameters):
     search_steps: int = parameter(0, "Optimizer steps in which the search is tuned; 0 = 120.", group=SEARCH, low=0)
     config: str = parameter(
         AUTO,
-        "Configuration of the encoder: a YAML file or the name of a profile; 'auto' takes the profile `rtx3050`, and a small model on a CPU.",
+        "Configuration of the encoder: a YAML file or the name of a profile; 'auto' takes the profile `rtx3050` with the largest micro-batch that fits, and a small model on a CPU.",
         group=ENCODER,
         suggestions=(AUTO, *PROFILES),
     )
@@ -105,7 +105,7 @@ class GraphParameters(Parameters):
         if self.precision != AUTO:
             values["run.mixed_precision"] = self.precision
         if self.batch_size:
-            parts = configuration.run.gradient_accumulation_steps * machine.device_count
+            parts = configuration.batch_size(machine.device_count) // configuration.training_data.micro_batch_size
             if self.batch_size % parts:
                 raise ValueError(
                     f"batch_size={self.batch_size}: must be a multiple of {parts} (gradient_accumulation_steps x devices); "
@@ -122,12 +122,10 @@ class GraphParameters(Parameters):
         configuration = read_configuration(PROFILE)
         if family == "cpu":
             return override(configuration, ON_A_CPU)
-        micro_batch = configuration.training_data.micro_batch_size
-        accumulation = configuration.run.gradient_accumulation_steps
         values = {
-            "training_data.micro_batch_size": max(1, min(micro_batch, micro_batch * accumulation // devices)),
-            "run.gradient_accumulation_steps": max(1, accumulation // devices),
-            "checkpointing.activation_checkpointing": family != "xla",
+            "training_data.micro_batch_size": max(1, configuration.batch_size(1) // devices),
+            "run.gradient_accumulation_steps": 0,
+            "checkpointing.activation_checkpointing": AUTO,
         }
         return override(configuration, values)
 

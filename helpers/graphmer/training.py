@@ -75,7 +75,9 @@ def make_plan(configuration: Configuration, model: GraphMERForPreTraining, corpu
     recipe = run_recipe(configuration, len(corpus.train), machine.device_count)
     plan = planner.plan(recipe, workload(configuration, model), machine)
     steps = "run.max_steps" if run.max_steps else f"{run.epochs} epochs of {len(corpus.train):,} sequences"
-    reasons = {"max_steps": steps, "gradient_checkpointing": "checkpointing.activation_checkpointing"}
+    reasons = {"max_steps": steps}
+    if recipe.gradient_checkpointing is not None:
+        reasons["gradient_checkpointing"] = "checkpointing.activation_checkpointing"
     if hardware.num_workers:
         plan = dataclasses.replace(plan, dataloader_workers=hardware.num_workers)
         reasons["dataloader_workers"] = "hardware.num_workers"

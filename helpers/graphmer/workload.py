@@ -1,6 +1,5 @@
 """The encoder's training step, for the planner."""
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -73,6 +72,7 @@ def workload(configuration: Configuration, model) -> Workload:
 def run_recipe(configuration: Configuration, sequences: int, devices: int) -> Recipe:
     """What the configuration asks for, on so many sequences and devices."""
     run, optimizer = configuration.run, configuration.optimizer
+    checkpointing = configuration.checkpointing.activation_checkpointing
     batch = configuration.batch_size(devices)
     steps = run.max_steps or max(1, run.epochs * sequences // batch)
     validation = configuration.evaluation.held_out * sequences
@@ -85,8 +85,8 @@ def run_recipe(configuration: Configuration, sequences: int, devices: int) -> Re
         weight_decay=optimizer.weight_decay,
         tpu_batch_factor=1,  # what "auto" takes for a TPU has its own
         tpu_learning_rate_factor=1.0,
-        micro_batch_size=configuration.training_data.micro_batch_size,
-        gradient_checkpointing=configuration.checkpointing.activation_checkpointing,
+        micro_batch_size=configuration.training_data.micro_batch_size if run.gradient_accumulation_steps else 0,
+        gradient_checkpointing=None if checkpointing == "auto" else checkpointing,
         evaluated=round(validation * steps / run.eval_interval_steps),
     )
 
@@ -98,8 +98,7 @@ def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
     """
     params = GraphParameters.defaults().model_copy(update={"config": asked.model or AUTO})
     configuration = params.configuration(machine)
-    recipe = run_recipe(configuration, asked.examples or SEQUENCES, machine.device_count)
-    return dataclasses.replace(recipe, clips_micro_batch=not asked.model), _step(configuration)
+    return run_recipe(configuration, asked.examples or SEQUENCES, machine.device_count), _step(configuration)
 
 
 @functools.lru_cache(maxsize=4)  # machines with one configuration share what is counted of it

@@ -51,7 +51,7 @@ class LegalParameters(Parameters):
     lora_rank: int = parameter(16, "Rank of the adapters.", group=TRAINING, low=1, high=4096)
     gradient_checkpointing: bool = parameter(
         False,
-        "Save memory by computing activations again in the backward pass. It is switched on by itself where one block does not fit otherwise.",
+        "Save memory by computing activations again in the backward pass. It is switched on by itself where a step is faster with the larger micro-batch that then fits.",
         group=TRAINING,
     )
     num_processes: int = parameter(

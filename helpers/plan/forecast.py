@@ -197,10 +197,10 @@ def step_seconds(
             scale = work.flops * work.accumulation / (run.work.flops * run.work.accumulation)
             factor = SAME_MODEL if run.job == job else OTHER_MODEL
             return Range.from_factor(run.seconds * scale, factor, f"measured ({run.job[0]})")
-    expected = None if workload.recurrent else _published(work, machine.accelerator, precision, fused)
+    expected = None if workload.recurrent else published(work, machine.accelerator, precision, fused)
     for run in of_job if expected else ():
         source = find(run.device)
-        source_seconds = _published(run.work, source, run.precision, fused)
+        source_seconds = published(run.work, source, run.precision, fused)
         if source_seconds:
             seconds = run.seconds * expected.value / source_seconds.value
             basis = f"measured on {source.name}, by the ratio of both machines"
@@ -208,7 +208,7 @@ def step_seconds(
     return expected
 
 
-def _published(work: Work, accelerator: Accelerator | None, precision: str, fused: bool) -> Range | None:
+def published(work: Work, accelerator: Accelerator | None, precision: str, fused: bool) -> Range | None:
     """Seconds of a step by published runs; None for a machine without a datasheet."""
     peak = accelerator and accelerator.peak_for(precision)
     if not peak:

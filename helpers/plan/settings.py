@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pydantic.dataclasses
 from pydantic import PositiveFloat, PositiveInt
@@ -11,8 +12,11 @@ from pydantic import PositiveFloat, PositiveInt
 from helpers.machine.runtime import Runtime
 from helpers.show import tables
 
-from .forecast import UPDATE, Memory, memory
+from .forecast import UPDATE, Memory, Work, memory, published
 from .workloads import Workload
+
+if TYPE_CHECKING:
+    from .counting import Count
 
 RECIPES, ASKED = "the recipe's", "asked for"
 FITS = ("yes", "unknown")  # answers that let the micro-batch grow
@@ -41,7 +45,9 @@ class Recipe:
     tpu_learning_rate_factor: PositiveFloat = 1.2  # goes with tpu_batch_factor
     micro_batch_size: int = 0  # examples in a forward pass of one device; 0 = the largest that fits
     clips_micro_batch: bool = False  # a device with fewer examples takes those; else they are refused
-    gradient_checkpointing: bool | None = None  # None: only if the smallest micro-batch does not fit without it
+    gradient_checkpointing: bool | None = (
+        None  # None: where a step is faster with the larger micro-batch that it makes room for
+    )
     evaluated: int = 0  # examples that the run's evaluations read, all together
     trial_seconds: float = 0.0  # of what the notebook tries before it trains
 
@@ -158,7 +164,7 @@ def plan(
     micro, why_micro = _asked_micro_batch(recipe, share)
     micro, checkpointing, needed = _micro_batch(workload, runtime, share, recipe, micro)
     size = tables.size(runtime.memory) or "unknown memory"
-    why_checkpointing = "does not fit without it" if checkpointing else "fits without it"
+    why_checkpointing = "a larger micro-batch fits with it" if checkpointing else "fits without it"
     if gradient_checkpointing is not None:
         why_checkpointing = ASKED
     largest = "the largest that fits" if runtime.memory else f"the whole batch at once: {size}"
@@ -233,12 +239,20 @@ def memory_of(
     return memory(counted, kind, runtime.memory, processes=runtime.device_count, evaluation=evaluation)
 
 
+def _seconds(count: Count, micro_batches: int, runtime: Runtime) -> float:
+    """Of a step, in the middle of its interval; 0 on a machine of which no step was published."""
+    work = Work(flops=count.flops, trained=count.trained, launches=count.launches, accumulation=micro_batches)
+    step = published(work, runtime.accelerator, runtime.precision, False)
+    return math.sqrt(step.low * step.high) if step else 0.0
+
+
 def _micro_batch(
     workload: Workload, runtime: Runtime, share: int, recipe: Recipe, wanted: int
 ) -> tuple[int, bool, Memory]:
     """Examples in a forward pass of one device, whether activations are recomputed, and the memory for this.
 
-    wanted: is taken whether it fits or not; 0: the most that fit, if need be with recomputation.
+    wanted: is taken whether it fits or not; 0: the most that fit. Where they are fewer than `share`, activations are computed again if
+    the step takes less time with the larger micro-batch that then fits: a small one takes as long as its operations take to start.
     """
     from .counting import transformer_of
 
@@ -248,16 +262,18 @@ def _micro_batch(
     if choices == [None]:
         able = getattr(transformer_of(workload.model), "supports_gradient_checkpointing", False)
         choices = [False, True] if able else [False]
+    fitting = []  # (seconds of a step, examples, checkpointing)
     for checkpointing in choices:
         for examples in reversed(sizes):
             needed = memory_of(workload, runtime, examples, share, checkpointing)
             if needed.fits in FITS:
-                return (
-                    examples,
-                    checkpointing,
-                    memory_of(workload, runtime, examples, share, checkpointing, evaluated=True),
-                )
-    if needed.fits == "no" and not wanted:
+                fitting.append((_seconds(needed.count, share // examples, runtime), examples, checkpointing))
+                break
+        if examples == share and fitting:
+            break  # nothing is accumulated
+    if fitting:
+        _, examples, checkpointing = min(fitting, key=lambda way: way[0])
+    elif needed.fits == "no" and not wanted:
         raise DoesNotFit(
             f"{examples} example(s) in sequences of {workload.length} tokens need at least {tables.size(needed.peak.low)} and "
             f"{runtime.device_name} has {tables.size(runtime.memory)}: use a smaller model or a shorter sequence"

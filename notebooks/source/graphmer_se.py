@@ -379,5 +379,5 @@ print(results_file)
 # - **Another encoder**: change its cell, or `changes="model.num_layers=6"`; `config="published"` trains every part of the published
 #   configuration. `configuration.yaml` in the folder of the run has every key.
 # - **Many runs**: `python -m helpers.batch notebooks/graphmer_se.ipynb --output-dir runs config=rtx3050 max_steps=10000`.
-# - **Out of memory**: lower `training_data.micro_batch_size` and raise `run.gradient_accumulation_steps` by as much, then
-#   `checkpointing.activation_checkpointing=true`.
+# - **Out of memory**: the run halves its micro-batch by itself. A configuration of your own says its micro-batch in
+#   `training_data.micro_batch_size` and `run.gradient_accumulation_steps`; `checkpointing.activation_checkpointing=true` saves most.

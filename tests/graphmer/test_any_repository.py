@@ -38,15 +38,15 @@ def test_sources_of_which_none_can_be_read_say_why(tmp_path):
         load_graph(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "batch", "micro_batch"), [("CPU", 24, 24), ("RTX 3050", 32, 16), ("v5e-8", 32, 4)])
+@pytest.mark.parametrize(("name", "batch", "micro_batch"), [("CPU", 24, 24), ("RTX 3050", 32, 0), ("v5e-8", 32, 0)])
 def test_the_planner_counts_the_job_that_a_machine_gets(name, batch, micro_batch, tmp_path):
     """Batch, lengths and every tensor of it, and the model: those of the planner are those that a run on these sources has."""
     here = runtime_of(machine(name))
     recipe, step = planned(Asked(), here)
     written = GraphParameters.defaults().configuration(here)
     assert recipe.batch_size == written.batch_size(here.device_count) == batch
-    assert recipe.micro_batch_size == written.training_data.micro_batch_size == micro_batch
-    assert recipe.gradient_checkpointing == (name == "RTX 3050")
+    assert recipe.micro_batch_size == micro_batch  # 0: the planner's, as are recomputed activations
+    assert recipe.gradient_checkpointing is (False if name == "CPU" else None)
     assert step.length == recipe.sequence_length == written.stages()[-1][1]
     corpus = corpus_of(library(tmp_path / "library"), written)
     for _, length in written.stages():

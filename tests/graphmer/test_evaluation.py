@@ -11,7 +11,10 @@ from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, read_ontology
 from helpers.graphmer.parameters import GraphParameters
 from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer
+from helpers.graphmer.workload import planned
 from helpers.machine import runtime
+from helpers.plan.machines import machine, runtime_of
+from helpers.plan.workloads import Asked
 from tests.graph_run import SMALL
 
 from .batches import library
@@ -90,6 +93,15 @@ def test_a_device_that_is_not_there_is_refused():
 def test_the_batch_is_micro_batch_by_accumulation_by_devices():
     sizes = {"training_data.micro_batch_size": 4, "run.gradient_accumulation_steps": 3}
     assert override(read_configuration("rtx3050"), sizes).batch_size(2) == 24
+
+
+def test_a_configuration_that_is_named_keeps_its_micro_batch_whatever_a_card_has_room_for():
+    card = runtime_of(machine("H100"))
+    for config, micro_batch in (("rtx3050", 16), ("", 0)):
+        recipe, _ = planned(Asked(model=config), card)
+        assert (recipe.batch_size, recipe.micro_batch_size) == (32, micro_batch)
+    params = GraphParameters(base_model="sample", batch_size=20)
+    assert params.configuration(card).batch_size(1) == 20
 
 
 def test_keys_of_the_optimizer_reach_the_trainer(corpus, tmp_path):

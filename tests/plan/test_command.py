@@ -45,12 +45,19 @@ def test_every_notebook_has_a_room_that_plans_it():
 def test_a_notebooks_default_run_fits_and_one_larger_micro_batch_would_not_surely(notebook, hardware):
     chosen = forecasts(notebook, (hardware,), Asked())[0].plan
     assert chosen.memory.fits in ("yes", "tight")
-    if chosen.gradient_accumulation_steps > 1 and notebook != "graphmer_se":  # whose profile says its own
+    if chosen.gradient_accumulation_steps > 1:
         here = runtime_of(machine(hardware))
         _, workload = room(notebook).planned(Asked(), here)
         share = chosen.per_device_batch_size * chosen.gradient_accumulation_steps
         larger = min(n for n in range(chosen.per_device_batch_size + 1, share + 1) if share % n == 0)
         assert memory_of(workload, here, larger, share, chosen.gradient_checkpointing).fits != "yes"
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_a_card_with_room_for_the_whole_batch_accumulates_nothing(notebook):
+    chosen = forecasts(notebook, ("H100",), Asked())[0].plan
+    assert chosen.memory.fits == "yes" and not chosen.gradient_checkpointing
+    assert (chosen.gradient_accumulation_steps, chosen.per_device_batch_size) == (1, chosen.batch_size)
 
 
 @pytest.fixture(scope="module")

@@ -122,11 +122,19 @@ def test_a_model_that_does_not_fit_is_refused_with_what_it_needs():
 # -- recomputing activations --
 
 
-def test_activations_are_recomputed_only_where_the_smallest_micro_batch_does_not_fit_else():
+def test_activations_are_recomputed_where_nothing_fits_else_or_a_step_is_faster_with_the_larger_micro_batch():
     enough, little = needed(DEEP, 1, 4), needed(DEEP, 1, 4, checkpointing=True)
     assert not plan(RECIPE, DEEP, machine(memory=enough), batch_size=4).gradient_checkpointing
     found = plan(RECIPE, DEEP, machine(memory=little), batch_size=4)
-    assert found.gradient_checkpointing and found.reasons["gradient_checkpointing"] == "does not fit without it"
+    assert (
+        found.gradient_checkpointing and found.reasons["gradient_checkpointing"] == "a larger micro-batch fits with it"
+    )
+    of_t4 = [memory_of(DEEP, machine("cuda"), *sizes).peak.high for sizes in ((1, 4, False), (4, 4, True))]
+    room = machine("cuda", memory=math.ceil(max(of_t4)))
+    faster = plan(RECIPE, DEEP, room, batch_size=4)
+    assert (faster.gradient_checkpointing, faster.per_device_batch_size) == (True, 4)
+    asked = plan(RECIPE, DEEP, room, batch_size=4, gradient_checkpointing=False)
+    assert asked.per_device_batch_size < 4 and faster.launches < asked.launches
 
 
 def test_recomputing_that_is_asked_for_is_done_and_that_is_refused_is_not():
