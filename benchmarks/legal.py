@@ -319,24 +319,36 @@ class Study:
 
     def results(self) -> dict:
         """Scores of every system; of the trained ones the means over seeds."""
-        pieces = {
-            path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.folder.glob("*.json"))
-        }
-        trained = {form: [piece for name, piece in pieces.items() if name.startswith(f"{form}, ")] for form in FORMS}
-        systems = {name: [said] for piece in pieces.values() for name, said in piece.get("answers", {}).items()}
-        systems[ALONE] = [piece["test"] for piece in trained["labels"]]
-        systems[evaluation.TRAINED] = [piece["test"] for piece in trained["chains"]]
-        asked = self.records["chains"].splits["test"]
-        recipe = {"rate": RATE, "passes": PASSES[ALL], "rank": LegalParameters.defaults().lora_rank, "block": BLOCK}
+        paths = sorted(self.folder.glob("*.json"))
+        pieces = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
         return {
             "sizes": SIZES,
-            "recipe": recipe,
-            "scores": evaluation.scores({name: seeds for name, seeds in systems.items() if seeds}, asked),
+            "recipe": {"rate": RATE, "rank": LegalParameters.defaults().lora_rank, "block": BLOCK},
+            **self.study(pieces, ALL),
+            "fewer records": {count: self.study(pieces, count) for count in FEWER},
+            "dev_losses": {name: piece["dev_losses"] for name, piece in pieces.items() if "dev_losses" in piece},
+            "processor_seconds": {name: piece["processor_seconds"] for name, piece in pieces.items()},
+        }
+
+    def study(self, pieces: dict[str, dict], count: int) -> dict:
+        """Scores after `count` training records, beside everything that was asked of the test questions after as many."""
+        among = "" if count == ALL else f"{count} records, "
+        systems, trained = {}, {}
+        for name, piece in pieces.items():
+            if ("records" in name) is (count != ALL) and (count == ALL or f"{count} records" in name):
+                systems |= {system: [answers] for system, answers in piece.get("answers", {}).items()}
+        for form in FORMS:
+            names = [f"{form}, {among}seed {seed}" for seed in SEEDS]
+            trained[form] = [pieces[name] for name in names if name in pieces]
+        systems[ALONE] = [piece["test"] for piece in trained["labels"]]
+        systems[evaluation.TRAINED] = [piece["test"] for piece in trained["chains"]]
+        systems = {name: seeds for name, seeds in systems.items() if seeds}
+        return {
+            "passes": PASSES[count],
+            "scores": evaluation.scores(systems, self.records["chains"].splits["test"]),
             "seeds": {form: len(runs) for form, runs in trained.items()},
             "right": {form: [run["test right"] for run in runs] for form, runs in trained.items()},
             "every step right": [run["test every step right"] for run in trained["chains"]],
-            "dev_losses": {name: piece["dev_losses"] for name, piece in pieces.items() if "dev_losses" in piece},
-            "processor_seconds": {name: piece["processor_seconds"] for name, piece in pieces.items()},
         }
 
 

@@ -70,13 +70,37 @@ def steps() -> str:
     if not (RESULTS / FILE).is_file():
         return "Not measured yet."
     found = result(FILE)
-    sizes, recipe = found["sizes"], found["recipe"]
+    sizes, recipe, passes = found["sizes"], found["recipe"], found["passes"]
     return (
         f"{sizes['train']} training records, {sizes['validation']} to choose, {sizes['test']} test questions; LoRA of rank {recipe['rank']}, rate "
-        f"{recipe['rate']}, passes over the records: {recipe['passes']['chains']} with chains, {recipe['passes']['labels']} on labels alone (about as many steps). "
+        f"{recipe['rate']}, passes over the records: {passes['chains']} with chains, {passes['labels']} on labels alone (about as many steps). "
         f"Right by seed: with chains {_shares(found['right']['chains'])} %, on labels alone {_shares(found['right']['labels'])} %. Chains that are right in "
         f"every step, by seed: {_shares(found['every step right'])} %."
     )
+
+
+def fewer() -> str:
+    """A row a number of training records: words, labels alone and chains, and what the chains add."""
+    if not (RESULTS / FILE).is_file():
+        return "Not measured yet."
+    results, rows = result(FILE), []
+    studies = {str(results["sizes"]["train"]): results, **results["fewer records"]}
+    for count, study in sorted(studies.items(), key=lambda pair: int(pair[0])):
+        systems, less = study["scores"]["systems"], study["scores"].get("trained less", {})
+        if ALONE not in less:
+            continue
+        rows.append(
+            {
+                "training records": count,
+                "passes, chains and labels": f"{study['passes']['chains']}, {study['passes']['labels']}",
+                "counting words, %": f"{100 * systems[WORDS]['value']:.1f}",
+                "labels alone, % by seed": _shares(study["right"]["labels"]),
+                "with chains, % by seed": _shares(study["right"]["chains"]),
+                "chains less labels, points": _percent(less[ALONE], "+"),
+                "every step right, % by seed": _shares(study["every step right"]),
+            }
+        )
+    return tables.markdown(rows)
 
 
 def dropout() -> str:

@@ -83,6 +83,13 @@ class Record:
         return graded(last["content"], [call["function"] for call in last.get("tool_calls", ())])
 
     @property
+    def learned_turns(self) -> list[int]:
+        """Places of the assistant's messages that are learned: not those of a prompt, nor those of weight 0, as OpenAI marks them."""
+        turns = range(self.first_learned, len(self.messages))
+        learned = [turn for turn in turns if self.messages[turn].get("weight") != 0]
+        return [turn for turn in learned if self.messages[turn]["role"] == "assistant"]
+
+    @property
     def reasoning(self) -> str:
         return self.messages[-1].get(REASONING_KEY, "")
 
@@ -197,6 +204,8 @@ def record_of(row: Row, unused: Counter) -> Record:
     Raises Unusable where the row has no columns of `FORMS`, a message that is none, or no question or answer.
     """
     columns = {str(name).strip().lower() for name in row.values}
+    if len(columns) < len(row.values):
+        raise Unusable("two columns have the same name but for upper and lower case")
     values = {str(name).strip().lower(): value for name, value in row.values.items() if value not in NOTHING}
 
     def take(*names: str) -> Any:
@@ -217,12 +226,16 @@ def record_of(row: Row, unused: Counter) -> Record:
             prompt = _messages(take(*QUESTIONS) or [], "user")  # TRL's conversational prompt and completion
             completion = _messages(take(*ANSWERS) or [], "assistant")
         else:
+            if isinstance(values.get("label"), bool) and values.keys() & {*ANSWERS[:-1]}:
+                raise Unusable(
+                    "its `label` judges another column's answer, as in KTO. Keep the rows with good answers, without `label`"
+                )
             text_alone = "label" in values and not values.keys() & {*ANSWERS[:-1], *QUESTIONS, "instruction"}
             question = "\n\n".join(filter(None, (text("instruction"), text(*TEXTS), text(*QUESTIONS))))
             answer, reasoning = {"role": "assistant", "content": text(*ANSWERS)}, text(*REASONING)
             if reasoning and reasoning.lower() not in PLACEHOLDERS:
                 answer[REASONING_KEY] = reasoning
-            prompt, completion = [{"role": "user", "content": question}], [answer]
+            prompt, completion = [*_history(take("history")), {"role": "user", "content": question}], [answer]
     else:
         names = ", ".join(map(str, row.values)) or "none"
         raise Unusable(f"no columns of a record (its columns: {names[:500]}). Give {FORMS}")
@@ -240,7 +253,22 @@ def record_of(row: Row, unused: Counter) -> Record:
     missing = [name for name in ("question", "answer") if not getattr(record, name).strip()]
     if missing:
         raise Unusable(f"no {' and no '.join(missing)}")
+    spoken = [
+        message for message in messages if message["role"] != "tool" and message.keys() <= {"role", "content", "weight"}
+    ]
+    if not all(message["content"].strip() for message in spoken):
+        raise Unusable("a message is empty")
+    if messages[-1].get("weight") == 0:
+        raise Unusable("its last turn has the weight 0: nothing would be learned of what is scored")
     return record
+
+
+def _history(turns: Any) -> list[dict[str, Any]]:
+    """The questions and answers before that of a row, as Alpaca's `history` has them: pairs of texts, or JSON of these."""
+    messages = []
+    for question, answer in _parsed(turns, "column `history`") or ():
+        messages += [{"role": "user", "content": str(question)}, {"role": "assistant", "content": str(answer)}]
+    return messages
 
 
 def _one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -86,7 +86,7 @@ class ChatTemplate:
             copy, role = dict(message), message["role"]
             for key, value in message.items():
                 may_be_lost = (role, key) in RESULTS or (key in REASONING and number < first)
-                if key == "role" or may_be_lost or not value:
+                if key in ("role", "weight") or may_be_lost or not value:
                     continue
                 mark = f"{MARK}-{number}-{key}-"
                 marks[mark] = key, role

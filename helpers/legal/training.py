@@ -39,9 +39,7 @@ def row_of(record, template: ChatTemplate, learn: str = "all turns") -> dict[str
     far in another way than the beginning of the whole one: the model would be asked in another way than it was trained.
     """
     messages, tools = record.messages, record.tools
-    turns = [n for n, message in enumerate(messages) if message["role"] == "assistant" and n >= record.first_learned]
-    if learn == "last turn":
-        turns = turns[-1:]
+    turns = record.learned_turns[-1:] if learn == "last turn" else record.learned_turns
     template.check(record, first=turns[0])
     text = template.text(messages, tools)
     spans = []

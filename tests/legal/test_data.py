@@ -123,6 +123,13 @@ REFUSED = {
         "1 of 1 rows cannot be used\n  1, first line 1: no answer",
     ),
     "answers alone": ([{"question": "", "answer": "So."}], "first line 1: no question"),
+    "judgements of KTO": ([{"prompt": "Why?", "completion": "So.", "label": False}], "as in KTO"),
+    "an empty turn": (
+        [{"messages": [USER, {"role": "assistant", "content": " "}, USER, ASSISTANT]}],
+        "a message is empty",
+    ),
+    "a last turn of weight 0": ([{"messages": [USER, ASSISTANT | {"weight": 0}]}], "nothing would be learned"),
+    "equal columns": ([{"Question": "Why?", "question": "Where?", "answer": "So."}], "but for upper and lower case"),
     "three records": (
         [{"question": question, "answer": "b"} for question in ("a", "a", "b", "c")],
         "3 different records can be used, and 10 are needed at least",

@@ -100,6 +100,18 @@ SHAPES = {
         ["{a}"],
     ),
     "messages in Python's notation": ("x.csv", {"messages": repr([USER, ASSISTANT])}, ["{q}"], ["{a}"]),
+    "a turn of weight 0": (
+        "x.jsonl",
+        {"messages": [USER, ASSISTANT | {"content": "Perhaps.", "weight": 0}, USER | {"content": "Sure?"}, ASSISTANT]},
+        ["{q}", "Perhaps.", "Sure?"],
+        ["{a}"],
+    ),
+    "the history of Alpaca": (
+        "x.json",
+        {"instruction": "{q}", "input": "", "output": "{a}", "history": [["Before?", "Yes, before."]]},
+        ["Before?", "Yes, before.", "{q}"],
+        ["{a}"],
+    ),
     "text parts": ("x.jsonl", {"messages": [USER | {"content": PART}, ASSISTANT]}, ["{q}"], ["{a}"]),
     "a system column beside a system turn": (
         "x.jsonl",
