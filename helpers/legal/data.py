@@ -160,7 +160,7 @@ def load_records(data_source: str, *, seed: int) -> Records:
                 continue
             conversation = json.dumps([record.messages, record.tools], sort_keys=True, default=str)
             if conversation in conversations:
-                repeats.append({"row": set_aside.place(row), "reason": "repeats another row"})
+                repeats.append((set_aside.place(row), "repeats another row"))
             else:
                 conversations.add(conversation)
                 records.append(record)
@@ -174,13 +174,18 @@ def load_records(data_source: str, *, seed: int) -> Records:
     if absent and splits["train"]:
         splits |= _held_out(splits["train"], absent, seed)
     choices = choices_of(splits["train"])
-    with_choices = {}
-    for name in ("train", "validation", "test"):
-        with_choices[name] = [with_choice(record, choices) for record in splits[name]]
-    unusable = [{"row": where, "reason": reason} for where, reason in set_aside.rows]
-    source = {"name": place.name, "sha256": digest.hexdigest(), "draw": f"seed {seed}"}
-    records = Records(**source, splits={}, choices=choices, unused=dict(unused))
-    return records.keeping(with_choices, [*unusable, *repeats])
+    splits = {
+        name: [with_choice(record, choices) for record in splits[name]] for name in ("train", "validation", "test")
+    }
+    records = Records(
+        name=place.name,
+        sha256=digest.hexdigest(),
+        draw=f"seed {seed}",
+        splits={},
+        choices=choices,
+        unused=dict(unused),
+    )
+    return records.keeping(splits, [{"row": where, "reason": reason} for where, reason in (*set_aside.rows, *repeats)])
 
 
 # ---- reading
@@ -204,8 +209,6 @@ def record_of(row: Row, unused: Counter) -> Record:
     Raises Unusable where the row has no columns of `FORMS`, a message that is none, or no question or answer.
     """
     columns = {str(name).strip().lower() for name in row.values}
-    if len(columns) < len(row.values):
-        raise Unusable("two columns have the same name but for upper and lower case")
     values = {str(name).strip().lower(): value for name, value in row.values.items() if value not in NOTHING}
 
     def take(*names: str) -> Any:
@@ -235,10 +238,12 @@ def record_of(row: Row, unused: Counter) -> Record:
             answer, reasoning = {"role": "assistant", "content": text(*ANSWERS)}, text(*REASONING)
             if reasoning and reasoning.lower() not in PLACEHOLDERS:
                 answer[REASONING_KEY] = reasoning
-            prompt, completion = [*_history(take("history")), {"role": "user", "content": question}], [answer]
+            prompt, completion = [{"role": "user", "content": question}], [answer]
     else:
         names = ", ".join(map(str, row.values)) or "none"
         raise Unusable(f"no columns of a record (its columns: {names[:500]}). Give {FORMS}")
+    if "history" in values:
+        raise Unusable("column `history` holds earlier turns. Give the whole conversation as `messages`")
     unused.update(values.keys())
     messages = _one_system([{"role": "system", "content": system}] * bool(system) + prompt + completion)
     learned = len(messages) - len(completion) if prompt else 0
@@ -261,14 +266,6 @@ def record_of(row: Row, unused: Counter) -> Record:
     if messages[-1].get("weight") == 0:
         raise Unusable("its last turn has the weight 0: nothing would be learned of what is scored")
     return record
-
-
-def _history(turns: Any) -> list[dict[str, Any]]:
-    """The questions and answers before that of a row, as Alpaca's `history` has them: pairs of texts, or JSON of these."""
-    messages = []
-    for question, answer in _parsed(turns, "column `history`") or ():
-        messages += [{"role": "user", "content": str(question)}, {"role": "assistant", "content": str(answer)}]
-    return messages
 
 
 def _one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

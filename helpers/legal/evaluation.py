@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import mode
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ def baselines(records: Records, questions: Sequence[Record] = ()) -> dict[str, l
         COPY: [record.messages[-2]["content"] for record in questions],
     }
     if records.choices:
-        answers[FREQUENT] = [Counter(record.answer for record in train).most_common(1)[0][0]] * len(questions)
+        answers[FREQUENT] = [mode(record.answer for record in train)] * len(questions)
         answers[WORDS] = linear_model(train, records.splits["validation"], questions)
     return answers
 
@@ -167,7 +167,9 @@ def scores(systems: Mapping[str, Sequence[Sequence[str]]], questions: Sequence[R
     for name, right_Q in right.items():
         results["systems"][name] = _values(bootstrap(np.mean, right_Q, groups=groups))
         if name != TRAINED and TRAINED in right:
-            results["trained less"][name] = _values(bootstrap(np.mean, right[TRAINED] - right_Q, groups=groups))
+            difference = bootstrap(np.mean, right[TRAINED] - right_Q, groups=groups)
+            shown = {"outcome": difference.outcome, "shown": str(difference)}
+            results["trained less"][name] = _values(difference) | shown
     return results
 
 
@@ -187,7 +189,7 @@ def form(samples: Sequence[Mapping[str, Any]], questions: Sequence[Record]) -> d
     pairs = zip(samples, questions, strict=True)
     if steps := [sample["reasoning"] for sample, record in pairs if record.reasoning]:
         shares["every step is right"] = steps
-    return {name: float(np.mean(values)) for name, values in shares.items()} | {"of": len(samples)}
+    return {name: float(np.mean(values)) for name, values in shares.items()}
 
 
 def _right(answers: Sequence[str], questions: Sequence[Record]) -> list[bool]:
@@ -256,7 +258,7 @@ def written_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[d
     for name, results in ((BASE, before), (TRAINED, after)):
         loss, perplexity = results["completion"]["loss"], results["completion"]["perplexity"]
         row = {"model": name, "loss": round(loss, 3), "perplexity": round(perplexity, 2)}
-        rows.append(row | {measure: f"{share:.0%}" for measure, share in results["form"].items() if measure != "of"})
+        rows.append(row | {measure: f"{share:.0%}" for measure, share in results["form"].items()})
     return rows
 
 
@@ -264,25 +266,18 @@ def verdict(results: Mapping[str, Any]) -> list[str]:
     """A sentence for the base model and for the best method that costs nothing: better, worse, or not told apart."""
     free = [name for name in (NEAREST, COPY, FREQUENT, WORDS) if name in results["systems"]]
     best = max(free, key=lambda name: results["systems"][name]["value"])
+    questions = f"{results['questions']} test questions in {results['groups']} groups"
     lines = []
     for name in (best, BASE):
         difference = results["trained less"][name]
-        if difference["low"] is None:
-            lines.append(f"{results['groups']} test questions are too few to compare the trained model with {name}.")
-            continue
-        points = [f"{100 * difference[bound]:+.1f}" for bound in ("value", "low", "high")]
-        outcome = Interval(**difference, items=results["groups"]).outcome
-        lines.append(
-            f"The trained model is {outcome} beside {name}: {points[0]} points (95 % interval {points[1]} to {points[2]}, "
-            f"{results['questions']} questions in {results['groups']} groups)."
-        )
+        lines.append(f"The trained model is {difference['outcome']} beside {name}: {difference['shown']}, {questions}.")
     return lines
 
 
 def common(records: Records) -> Record:
     """A training record with the system text and the tools of most."""
     kinds = [(record.system, str(record.tools)) for record in records.splits["train"]]
-    return records.splits["train"][kinds.index(Counter(kinds).most_common(1)[0][0])]
+    return records.splits["train"][kinds.index(mode(kinds))]
 
 
 def ask(trainer, template, records: Records, question: str) -> str:

@@ -60,7 +60,11 @@ def export(
         if adapter:
             model.is_merged = True
             model = model.merge_and_unload()
-        _save_whole(model, template, staging / MERGED if adapter else staging, like)
+        inside = staging / MERGED if adapter else staging
+        model.config.use_cache = True  # training switches it off
+        model.save_pretrained(inside, max_shard_size=SHARD)
+        template.tokenizer.save_pretrained(inside)
+        (inside / "Modelfile").write_text(modelfile(template, like), encoding="utf-8")
     place = (MERGED if adapter else ".") if whole else ""
     (staging / "README.md").write_text(_readme(card, place, base_model, like), encoding="utf-8")
     shutil.copytree(staging, folder, copy_function=shutil.move, dirs_exist_ok=True)
@@ -83,13 +87,6 @@ def _save_adapter(model, template, folder: Path, base_model: str) -> None:
     model.save_pretrained(folder, save_embedding_layers=False)
     model.generation_config.save_pretrained(folder)
     template.tokenizer.save_pretrained(folder)
-
-
-def _save_whole(model, template, folder: Path, like: Record) -> None:
-    model.config.use_cache = True  # training switches it off
-    model.save_pretrained(folder, max_shard_size=SHARD)
-    template.tokenizer.save_pretrained(folder)
-    (folder / "Modelfile").write_text(modelfile(template, like), encoding="utf-8")
 
 
 def modelfile(template, like: Record) -> str:
@@ -187,11 +184,10 @@ def _readme(card: Mapping[str, Sequence[tables.Row]], place: str, base_model: st
         if place
         else f"{ADAPTER_ALONE}\n\nIt was trained{system}"
     )
-    at = f" at revision `{REVISIONS[base_model]}`" if base_model in REVISIONS else ""
     parts = [
         f"---\n{front.to_yaml()}\n---",
         f"# {Path(base_model).name}, fine-tuned on legal records",
-        f"Base model: `{base_model}`{at}. Its licence is on its own page.",
+        f"Base model: `{base_model}` (revision: {REVISIONS.get(base_model, 'the newest')}). Its licence is on its own page.",
         *(f"## {title}\n\n{tables.markdown(rows)}" for title, rows in card.items()),
         f"## How to use it\n\n{use}\n",
     ]

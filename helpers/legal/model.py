@@ -58,15 +58,10 @@ def load_model(
     with hub.reading(name="base_model", source=name):
         tokenizer = sample_tokenizer() if name == SAMPLE else AutoTokenizer.from_pretrained(name, **options)
     template = ChatTemplate(tokenizer)
-    if name == SAMPLE and params.method != "qlora":  # of several processes only the first would save it
-        model = sample_model(len(tokenizer), tokenizer.eos_token_id, params.seed)
-        for weight in model.parameters():  # not the rotary frequencies, which are not saved and stay fp32 when loaded
-            weight.data = weight.data.to(dtype)
-    else:
-        with tempfile.TemporaryDirectory() as folder, hub.reading(name="base_model", source=name):
-            if name == SAMPLE:  # four bits are made where weights are read
-                sample_model(len(tokenizer), tokenizer.eos_token_id, params.seed).save_pretrained(folder)
-            model = AutoModelForCausalLM.from_pretrained(folder if name == SAMPLE else name, **weights)
+    with tempfile.TemporaryDirectory() as folder, hub.reading(name="base_model", source=name):
+        if name == SAMPLE:  # four bits are made where weights are read
+            sample_model(len(tokenizer), tokenizer.eos_token_id, params.seed).save_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder if name == SAMPLE else name, **weights)
     model.name_or_path = "" if name == SAMPLE else name
     set_seed(params.seed)  # of the adapter
     for layer in model.modules():

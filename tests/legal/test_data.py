@@ -129,7 +129,10 @@ REFUSED = {
         "a message is empty",
     ),
     "a last turn of weight 0": ([{"messages": [USER, ASSISTANT | {"weight": 0}]}], "nothing would be learned"),
-    "equal columns": ([{"Question": "Why?", "question": "Where?", "answer": "So."}], "but for upper and lower case"),
+    "a history of texts": (
+        [{"instruction": "Why?", "output": "So.", "history": ["Before?"]}],
+        "column `history` holds earlier turns",
+    ),
     "three records": (
         [{"question": question, "answer": "b"} for question in ("a", "a", "b", "c")],
         "3 different records can be used, and 10 are needed at least",

@@ -142,5 +142,5 @@ def test_the_form_of_what_is_written_counts_stops_right_answers_and_right_chains
         {"stops": False, "reasoning": True, "answer": "No"},
     ]
     shares = form(samples, records)
-    assert shares["every step is right"] == 0.5 and shares["of"] == 3
+    assert shares["every step is right"] == 0.5
     assert shares["stops"] == shares["answer is right"] == pytest.approx(1 / 3)

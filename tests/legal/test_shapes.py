@@ -106,12 +106,6 @@ SHAPES = {
         ["{q}", "Perhaps.", "Sure?"],
         ["{a}"],
     ),
-    "the history of Alpaca": (
-        "x.json",
-        {"instruction": "{q}", "input": "", "output": "{a}", "history": [["Before?", "Yes, before."]]},
-        ["Before?", "Yes, before.", "{q}"],
-        ["{a}"],
-    ),
     "text parts": ("x.jsonl", {"messages": [USER | {"content": PART}, ASSISTANT]}, ["{q}"], ["{a}"]),
     "a system column beside a system turn": (
         "x.jsonl",
