@@ -266,7 +266,7 @@ def verdict(results: Mapping[str, Any]) -> list[str]:
     """A sentence for the base model and for the best method that costs nothing: better, worse, or not told apart."""
     free = [name for name in (NEAREST, COPY, FREQUENT, WORDS) if name in results["systems"]]
     best = max(free, key=lambda name: results["systems"][name]["value"])
-    questions = f"{results['questions']} test questions in {results['groups']} groups"
+    questions = f"{results['questions']} questions in {results['groups']} groups"
     lines = []
     for name in (best, BASE):
         difference = results["trained less"][name]
