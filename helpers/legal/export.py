@@ -187,7 +187,7 @@ def _readme(card: Mapping[str, Sequence[tables.Row]], place: str, base_model: st
     parts = [
         f"---\n{front.to_yaml()}\n---",
         f"# {Path(base_model).name}, fine-tuned on legal records",
-        f"Base model: `{base_model}` (revision: {REVISIONS.get(base_model, 'the newest')}). Its licence is on its own page.",
+        f"Base model: `{base_model}`, revision `{REVISIONS.get(base_model, 'newest')}`. Its licence is on its own page.",
         *(f"## {title}\n\n{tables.markdown(rows)}" for title, rows in card.items()),
         f"## How to use it\n\n{use}\n",
     ]
