@@ -282,8 +282,12 @@ def wait_for(condition: Callable[[], object], otherwise: str) -> None:
 
 def last_words(said: str) -> str:
     """Why a run ended, of what it printed."""
-    found = [match[0] for line in said.splitlines() if (match := TELLING.search(line))]
-    return re.sub(r"/[^ ]*/run/output", "output_dir", (found or said.splitlines() or [""])[-1])[:300]
+    lines = [line for line in said.splitlines() if not line.startswith("RESULT ")]
+    found = [match[0] for line in lines if (match := TELLING.search(line))]
+    last = (found or lines or [""])[-1]
+    for folder, parameter in (("run/output", "output_dir"), ("kept/output", "keep_in")):
+        last = re.sub(rf"/[^ ']*/{folder}", parameter, last)
+    return last[:300]
 
 
 @contextlib.contextmanager
