@@ -33,7 +33,7 @@ HEAD_WEIGHT = 0.5  # of the terms that teach what wrong leaves and the ontology 
 CHOICES = {
     "run.mixed_precision": ("auto", "fp32", "bf16", "fp16"),
     "hardware.device": ("auto", "cpu", "cuda", "tpu"),
-    "checkpointing.activation_checkpointing": ("auto", True, False),
+    **dict.fromkeys(("checkpointing.activation_checkpointing", "hardware.compile_layers"), ("auto", True, False)),
     "optimizer.scheduler.name": ("cosine", "linear", "constant"),
 }
 FIXED = ("positional_encoding", "norm", "activation", "use_rel_attention_bias", "hgat.enabled", "hgat.relation_bias")

@@ -72,7 +72,10 @@ def workload(configuration: Configuration, model) -> Workload:
 def run_recipe(configuration: Configuration, sequences: int, devices: int) -> Recipe:
     """What the configuration asks for, on so many sequences and devices."""
     run, optimizer = configuration.run, configuration.optimizer
-    checkpointing = configuration.checkpointing.activation_checkpointing
+    checkpointing, compiled = (
+        configuration.checkpointing.activation_checkpointing,
+        configuration.hardware.compile_layers,
+    )
     batch = configuration.batch_size(devices)
     steps = run.max_steps or max(1, run.epochs * sequences // batch)
     validation = configuration.evaluation.held_out * sequences
@@ -87,6 +90,7 @@ def run_recipe(configuration: Configuration, sequences: int, devices: int) -> Re
         tpu_learning_rate_factor=1.0,
         micro_batch_size=configuration.training_data.micro_batch_size if run.gradient_accumulation_steps else 0,
         gradient_checkpointing=None if checkpointing == "auto" else checkpointing,
+        compiled=None if compiled == "auto" else compiled,
         evaluated=round(validation * steps / run.eval_interval_steps),
     )
 

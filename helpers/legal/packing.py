@@ -101,6 +101,7 @@ def summed_loss(model, blocks: dict[str, torch.Tensor], devices: int = 1, tokens
     tokens: of a tile, for each device.
     """
     import torch
+    from peft.helpers import disable_input_dtype_casting
     from torch.nn.functional import cross_entropy, linear
 
     base = base_of(model)
@@ -112,10 +113,14 @@ def summed_loss(model, blocks: dict[str, torch.Tensor], devices: int = 1, tokens
     if head.bias is not None or any(getattr(config, name, None) not in (None, 1, 1.0) for name in LOGIT_CHANGES):
         logits_BTV = model(**inputs).logits.float()
         return cross_entropy(logits_BTV.flatten(0, 1), target_BT.flatten(), ignore_index=IGNORED, reduction="sum")
-    if hasattr(model, "module"):  # whose hooks add up the gradients of several processes; the head sees one token
-        hidden_BTD = model(**inputs, output_hidden_states=True, logits_to_keep=1).hidden_states[-1]
-    else:
-        hidden_BTD = base.base_model(**inputs).last_hidden_state
+    casts = disable_input_dtype_casting(
+        model, active=torch.is_autocast_enabled(labels_BT.device.type)
+    )  # autocast does it
+    with casts:
+        if hasattr(model, "module"):  # whose hooks add up the gradients of several processes; the head sees one token
+            hidden_BTD = model(**inputs, output_hidden_states=True, logits_to_keep=1).hidden_states[-1]
+        else:
+            hidden_BTD = base.base_model(**inputs).last_hidden_state
     if "learned_N" in blocks:
         before_N = blocks["learned_N"] - 1
         hidden_BTD, target_BT = hidden_BTD.flatten(0, 1)[before_N][None], target_BT.flatten()[before_N][None]

@@ -91,6 +91,7 @@ def recipe(blocks: int, max_length: int, method: str, devices: int = 1) -> Recip
         sequence_length=max_length,
         warmup_fraction=0.05,
         weight_decay=0.01,
+        compiled=False if method == "qlora" else None,
         tpu_batch_factor=1,  # a block is full of tokens as it is
         tpu_learning_rate_factor=1.0,
     )

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from datasets import Dataset, concatenate_datasets
-from peft.helpers import disable_input_dtype_casting
 from trl import SFTConfig, SFTTrainer
 
 from helpers.data.rows import Unusable
@@ -164,8 +163,7 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The loss of all labels of a batch over `num_items_in_batch`, the labels of its step."""
-        casts = disable_input_dtype_casting(model, active=self.plan.precision != "fp32")  # autocast does it
-        with self.accelerator.autocast(), casts:
+        with self.accelerator.autocast():
             loss = summed_loss(model, inputs, self.runtime.device_count if self.runtime.family == "xla" else 1)
         loss = loss / torch.as_tensor(num_items_in_batch, device=loss.device).clamp(min=1)
         if self.args.average_tokens_across_devices:

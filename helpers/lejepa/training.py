@@ -39,11 +39,11 @@ def fit_lengths(
 ) -> dict[str, int]:
     """The tokens at which the texts of each column of `pairs` are cut.
 
-    `longest`, but on XLA, which pads each text to it, what 99 of 100 texts need: one length a column is compiled.
+    `longest`, but where one length a column is compiled, and each text padded to it, what 99 of 100 texts need.
     """
     rows = pairs(examples, views, 1, len({example.key for example in examples}), seed=0)
     lengths = dict.fromkeys(rows.column_names, longest)
-    if runtime.family == "xla":
+    if runtime.family == "xla" or runtime.has_tf32:
         for name, prompt in prompts(model, rows).items():
             encoded = model.tokenizer([f"{prompt or ''}{text}" for text in rows[name]])
             needed = np.quantile([len(ids) for ids in encoded["input_ids"]], 0.99)

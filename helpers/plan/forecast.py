@@ -48,7 +48,9 @@ SAME_MODEL, OTHER_MODEL = 1.2, 2.0  # either way, of a time that was measured on
 # Of a forecast of a TPU: 15 of the 16 published runs are of JAX or Flax, none of torch_xla.
 GUESS = "a guess: published TPU runs are of JAX and Flax"
 PUBLISHED = "published runs"
-COMPILATION = 60.0, 660.0  # seconds that XLA compiles a run's programs (docs/results/tpu_compiler_steps.json)
+# Seconds that a run is compiled: by XLA (docs/results/tpu_compiler_steps.json), and the layers on a GPU, which is a guess.
+COMPILATION = {"xla": (60.0, 660.0), "cuda": (20.0, 120.0)}
+LEFT = 0.5  # of a step's launches with compiled layers, at most (docs/gpu.md)
 EVALUATED = 1 / 3  # of the time of a trained example: a forward pass
 # Seconds that a GPU's host takes to launch an operation; on an H200 27e-6 to 60e-6 for each that makes a tensor (docs/gpu.md).
 LAUNCH = 10e-6, 100e-6
@@ -266,7 +268,8 @@ class Forecast:
         if self.step is None:
             return None
         steps = self.plan.max_steps + EVALUATED * self.plan.evaluated / self.plan.batch_size
-        shortest, longest = COMPILATION if self.machine.kind == "xla" else (0.0, 0.0)
+        layers = COMPILATION["cuda"] if self.plan.compiled else (0.0, 0.0)
+        shortest, longest = COMPILATION["xla"] if self.machine.kind == "xla" else layers
         trials = self.plan.trial_seconds
         return self.step.scaled(steps, plus_low=trials + shortest, plus_high=trials + longest)
 
@@ -333,6 +336,7 @@ def forecast(workload: Workload, plan: Any, machine: Machine, **how) -> Forecast
         launches=count.launches,
         accumulation=plan.gradient_accumulation_steps,
     )
+    how["fused"] = how.get("fused") or plan.compiled
     step = step_seconds(workload, work, machine, plan.precision, **how)
     return Forecast(machine=machine, workload=workload, plan=plan, step=step, memory=plan.memory.peak)
 

@@ -12,7 +12,7 @@ from pydantic import PositiveFloat, PositiveInt
 from helpers.machine.runtime import Runtime
 from helpers.show import tables
 
-from .forecast import UPDATE, Memory, Work, memory, published
+from .forecast import COMPILATION, LAUNCH, LEFT, UPDATE, Memory, Work, memory, published
 from .workloads import Workload
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ class Recipe:
     )
     evaluated: int = 0  # examples that the run's evaluations read, all together
     trial_seconds: float = 0.0  # of what the notebook tries before it trains
+    compiled: bool | None = (
+        False  # layers, whose inputs have few shapes; None: where that saves more time than it takes
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +77,7 @@ class Plan:
     reasons: dict[str, str] = field(default_factory=dict)
     evaluated: int = 0  # as in Recipe
     trial_seconds: float = 0.0
+    compiled: bool = False
 
     @property
     def micro_batch_size(self) -> int:
@@ -170,6 +174,8 @@ def plan(
     largest = "the largest that fits" if runtime.memory else f"the whole batch at once: {size}"
     kind, name = runtime.family, workload.optimizer
     optimizer, why_optimizer = OPTIMIZER.get(f"{name} on {kind}") or OPTIMIZER.get(name) or OPTIMIZER[kind]
+    compiled, why_compiled = choose_compilation(recipe, runtime, needed.count.launches * share // micro)
+    on_a_gpu = {"launches": "operations of a step, which the host starts one by one", "compiled": why_compiled}
     return Plan(
         precision=runtime.precision,
         per_device_batch_size=micro,
@@ -188,6 +194,7 @@ def plan(
         memory=needed,
         evaluated=recipe.evaluated,
         trial_seconds=recipe.trial_seconds,
+        compiled=compiled,
         reasons={
             "batch_size": why_batch,
             "precision": runtime.precision_reason,
@@ -198,9 +205,23 @@ def plan(
             "gradient_checkpointing": why_checkpointing,
             "memory": f"{needed.peak.basis}; {runtime.device_name} has {size}",
             "optimizer": why_optimizer,
-            **({"launches": "operations of a step, which the host starts one by one"} if kind == "cuda" else {}),
+            **(on_a_gpu if kind == "cuda" else {}),
         },
     )
+
+
+def choose_compilation(recipe: Recipe, runtime: Runtime, launches: int) -> tuple[bool, str]:
+    """Whether the layers are compiled, and why. launches: operations of a step without it."""
+    if runtime.family == "xla":
+        return False, "XLA compiles whole steps"
+    if recipe.compiled is not None:
+        return recipe.compiled, ASKED if recipe.compiled else "not made for it"
+    if not runtime.has_tf32:
+        return False, f"{runtime.device_name} is no GPU from sm_80 on"
+    saved = recipe.max_steps * launches * (1 - LEFT) * math.sqrt(math.prod(LAUNCH))
+    _, longest = COMPILATION["cuda"]
+    times = f"{recipe.max_steps} steps save about {tables.seconds(saved)} (an estimate), and compiling takes up to {tables.seconds(longest)}"
+    return saved > longest, times
 
 
 def _asked_micro_batch(recipe: Recipe, share: int) -> tuple[int, str]:

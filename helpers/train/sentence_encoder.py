@@ -131,7 +131,7 @@ def _encode_at_fixed_lengths(model: SentenceTransformer, texts: Sequence[str], p
 def preprocess_at_length(model: SentenceTransformer, length: int, *, fixed: bool):
     """`model.preprocess` that cuts texts at `length` tokens and pads a batch to its longest text.
 
-    fixed: pad to `length`, for XLA, which compiles anew for every shape.
+    fixed: pad to `length`, for a compiler, which compiles anew for every shape.
     """
     padding = {"padding": "max_length" if fixed else True}
     return functools.partial(model.preprocess, max_length=length, processing_kwargs={"text": padding})
@@ -147,7 +147,9 @@ class SentenceEncoderTrainer(TrainerMixin, SentenceTransformerTrainer):
         model.model_card_data.local_files_only = True
         model.model_card_data.generate_widget_examples = False
         super().__init__(model=model, runtime=runtime, **kwargs)
-        self.data_collator.preprocess_fn = preprocess_at_length(model, length, fixed=runtime.family == "xla")
+        self.data_collator.preprocess_fn = preprocess_at_length(
+            model, length, fixed=runtime.family == "xla" or kwargs["plan"].compiled
+        )
         if isinstance(length, dict):  # by the name of a column's task
             self.data_collator.max_length, self.data_collator.router_mapping = length, {name: name for name in length}
 

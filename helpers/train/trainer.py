@@ -27,6 +27,7 @@ from transformers.trainer_pt_utils import safe_globals
 
 import helpers
 from helpers.machine import attention, ranks
+from helpers.machine.compilation import compiled_layers, is_compiler_failure
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Plan
 from helpers.run import checkpoint, disk, folder_lock, run_folder
@@ -157,8 +158,10 @@ class TrainerMixin(TrainerCallback):
             while True:
                 self._counts = self._counts_of(source) if source else {}
                 self.meter.start(self._counts)
+                compiling = compiled_layers(self.transformer()) if self.plan.compiled else contextlib.nullcontext()
                 try:
-                    output = self._train_from(source, **kwargs)
+                    with compiling:
+                        output = self._train_from(source, **kwargs)
                     break
                 except Exception as error:
                     if is_not_repeatable(error):
@@ -167,6 +170,9 @@ class TrainerMixin(TrainerCallback):
                         torch.use_deterministic_algorithms(False)
                     elif is_out_of_memory(error):
                         self._shrink_micro_batch(error)
+                    elif is_compiler_failure(error):
+                        self._say(f"layers are not compiled: {' '.join(str(error).splitlines()[:2])}")
+                        self.plan = replace(self.plan, compiled=False)
                     else:
                         raise
                 # Outside `except`: the traceback would keep the failed step's tensors alive.

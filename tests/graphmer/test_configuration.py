@@ -61,6 +61,7 @@ BASE = override(
 OTHER = {  # what a key is changed to where twice its value, or the other truth, cannot be
     "run.mixed_precision": "bf16",
     "hardware.device": "cpu",
+    "hardware.compile_layers": True,
     "hardware.tpu_cores": {"hardware.tpu_cores": 8, "hardware.device": "tpu", "hardware.num_workers": 0},
     "model.dropout": 0.3,
     "model.decay_base": 0.3,

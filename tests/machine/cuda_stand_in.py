@@ -31,6 +31,16 @@ CARDS = {  # name that the driver says, compute capability, memory in bytes
 }
 # Kernels in the cu128 wheel of torch 2.11 and later: none for Pascal and Volta (torch 2.8 was the last with them).
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
+FOR_INDUCTOR = {  # device properties that torch's compiler reads
+    "gcnArchName": "",  # AMD's name of a card
+    "regs_per_multiprocessor": 65_536,
+    "max_threads_per_multi_processor": 1_024,
+    "max_threads_per_block": 1_024,
+    "warp_size": 32,
+    "shared_memory_per_block": 48 * 2**10,
+    "L2_cache_size": 4 * 2**20,
+    "uuid": "none",
+}
 
 
 class _OnTheCPU(TorchFunctionMode):
@@ -108,7 +118,13 @@ def pretend(card: str, count: int = 1, architectures: list[str] | None = None, f
     name, capability, memory = CARDS[card]
     major, minor = capability
     properties = SimpleNamespace(
-        name=name, major=major, minor=minor, total_memory=memory, multi_processor_count=40, is_integrated=False
+        name=name,
+        major=major,
+        minor=minor,
+        total_memory=memory,
+        multi_processor_count=40,
+        is_integrated=False,
+        **FOR_INDUCTOR,
     )
     answers = {
         "is_available": lambda: True,

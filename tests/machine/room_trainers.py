@@ -26,6 +26,7 @@ DEFAULTS = {
     "overflows": [],  # steps with an infinite gradient
     "exhausted": [],  # where memory runs out, once each: "backward", "update"
     "watched": False,  # tells the lines that ran (tests/machine/cuda_lines.py)
+    "backend": "",  # that compiles the layers; "": none
 }
 BATCH, LENGTH = 8, 16
 EVERY = 2  # steps between two checkpoints and evaluations
@@ -38,7 +39,8 @@ def planned(machine, options: dict, **changes):
         "length": LENGTH,
         "optimizer": "adamw_torch_fused" if machine.kind == "cuda" else "adamw_torch",
     } | changes
-    return plan_by_hand(machine, batch_size=BATCH, steps=options["steps"], **changes)
+    compiled = bool(options["backend"])
+    return plan_by_hand(machine, batch_size=BATCH, steps=options["steps"], compiled=compiled, **changes)
 
 
 def reservoir(machine, folder: Path, options: dict):
@@ -65,11 +67,14 @@ def reservoir(machine, folder: Path, options: dict):
 def lejepa(machine, folder: Path, options: dict):
     from datasets import Dataset
 
+    from helpers.lejepa import parallel
     from helpers.lejepa.loss import LeJEPALoss
     from helpers.lejepa.parameters import EmbeddingParameters
     from helpers.lejepa.training import new_trainer
     from tests.lejepa_run import build_model, sentences
 
+    if options["backend"]:
+        parallel.PARTS = 1  # as on a card; a CPU embeds texts of nearly equal length together
     model = build_model(folder / "encoder", options["dropout"])
     loss = LeJEPALoss(model, sigreg_weight=0.05, contrastive_weight=0.1)
     texts = sentences(60, 0)
@@ -118,7 +123,8 @@ def graphmer(machine, folder: Path, options: dict):
         if isinstance(module, HGAT) and not options["dropout"]:
             module.dropout = 0.0  # of relations, which no key switches off
     plan = make_plan(configuration, model, corpus, machine)
-    plan = dataclasses.replace(plan, optimizer=planned(machine, options).optimizer)
+    asked = planned(machine, options)
+    plan = dataclasses.replace(plan, optimizer=asked.optimizer, compiled=asked.compiled)
     return new_trainer(model, corpus, configuration, plan, machine, folder)
 
 
@@ -170,6 +176,24 @@ def disturb(trainer, options: dict) -> None:
     trainer.add_callback(Kill())
 
 
+def graph_counter(graphs: list[tuple[str, int, int]]):
+    """A callback that notes how many graphs there are after each step and each evaluation, and how many breaks within."""
+    import transformers
+    from torch._dynamo.utils import counters
+
+    class Graphs(transformers.TrainerCallback):
+        def note(self, phase: str) -> None:
+            graphs.append((phase, counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())))
+
+        def on_step_end(self, args, state, control, **kwargs):
+            self.note("step")
+
+        def on_evaluate(self, args, state, control, **kwargs):
+            self.note("evaluation")
+
+    return Graphs()
+
+
 def forward(trainer) -> dict:
     """The loss of a batch of the trainer's loader and what evaluation makes of the model; devices of all that was met."""
     import torch
@@ -214,12 +238,14 @@ def main(output_dir: str, options: dict) -> dict:
         tpu_stand_in.start()
     import torch
 
-    from helpers.machine import runtime
+    from helpers.machine import compilation, runtime
     from tests.machine import cuda_lines
 
     torch.set_num_threads(1)
     lines = cuda_lines.watch() if options["watched"] else ()
     machine = runtime.detect(options["kind"] == "tpu", precision=options["precision"])
+    if options["backend"] not in ("", compilation.BACKEND["backend"]):
+        compilation.BACKEND = {"backend": options["backend"]}
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     trainer = ROOMS[options["room"]](machine, Path(output_dir), options)
     if options["stray"]:
@@ -227,11 +253,15 @@ def main(output_dir: str, options: dict) -> dict:
     if options["fake"]:
         return forward(trainer)
     disturb(trainer, options)
+    graphs = []
+    trainer.add_callback(graph_counter(graphs))
     trainer.train()
     history = trainer.state.log_history
     return {
         **trainer.results(),
         "lines": sorted(lines),
+        "graphs": graphs,
+        "names": sorted(trainer.model.state_dict()),
         "device": str(trainer.args.device),
         "losses": [entry["loss"] for entry in history if "loss" in entry],
         "eval_losses": [entry["eval_loss"] for entry in history if "eval_loss" in entry],

@@ -201,7 +201,7 @@ FLIPS = {
 }
 # Two have tests of their own, two reach the data and the model, two only inform.
 ELSEWHERE = {"device_count", "pin_memory", "sequence_length", "gradient_checkpointing", "memory", "reasons"}
-ELSEWHERE |= {"evaluated", "trial_seconds"}  # of the forecast
+ELSEWHERE |= {"evaluated", "trial_seconds", "compiled"}  # of the forecast; of the trainer
 BASE = plan_by_hand(machine(), batch_size=4, accumulation=2, steps=100, length=64, precision="fp32")
 DEVICES = {
     "T4": ({"precision": "fp16"}, machine("cuda")),
