@@ -56,9 +56,8 @@ RATE = 1e-3
 PASSES = {  # training records: passes over them; a record with its chain has twice the tokens of one with a label alone
     240: {"chains": 2, "labels": 4},
     96: {"chains": 4, "labels": 8},
-    48: {"chains": 6, "labels": 12},
 }
-ALL, *FEWER = PASSES
+ALL = max(PASSES)
 FORMS = ("chains", "labels")
 DROPOUT = 0.05  # of the adapters' inputs, beside none; development loss alone
 EXAMPLES = 4  # solved ones before a question of the base model
@@ -300,11 +299,7 @@ class Study:
     # -- in order --
 
     def run(self) -> None:
-        self.piece("words", self.words)
-        for seed in SEEDS:
-            for form in FORMS:
-                self.piece(f"{form}, seed {seed}", lambda form=form, seed=seed: self.trained(form, seed))
-        for count in FEWER:
+        for count in PASSES:
             self.piece(f"words, {count} records", lambda count=count: self.words(count))
             for seed in SEEDS:
                 for form in FORMS:
@@ -318,37 +313,34 @@ class Study:
             self.piece(f"dropout, seed {seed}", lambda seed=seed: self.trained("chains", seed, dropout=DROPOUT))
 
     def results(self) -> dict:
-        """Scores of every system; of the trained ones the means over seeds."""
+        """Scores of every system, by training records; of the trained ones the means over seeds."""
         paths = sorted(self.folder.glob("*.json"))
         pieces = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
         return {
             "sizes": SIZES,
             "recipe": {"rate": RATE, "rank": LegalParameters.defaults().lora_rank, "block": BLOCK},
-            **self.study(pieces, ALL),
-            "fewer records": {count: self.study(pieces, count) for count in FEWER},
+            "studies": {count: self.study(pieces, count) for count in PASSES},
             "dev_losses": {name: piece["dev_losses"] for name, piece in pieces.items() if "dev_losses" in piece},
             "processor_seconds": {name: piece["processor_seconds"] for name, piece in pieces.items()},
         }
 
     def study(self, pieces: dict[str, dict], count: int) -> dict:
-        """Scores after `count` training records, beside everything that was asked of the test questions after as many."""
-        among = "" if count == ALL else f"{count} records, "
-        systems, trained = {}, {}
+        """Scores after `count` training records; with all of them also of what is not trained."""
+        systems, trained = {}, {form: [] for form in FORMS}
         for name, piece in pieces.items():
-            if ("records" in name) is (count != ALL) and (count == ALL or f"{count} records" in name):
+            if f"{count} records" in name or (count == ALL and "records" not in name):
                 systems |= {system: [answers] for system, answers in piece.get("answers", {}).items()}
-        for form in FORMS:
-            names = [f"{form}, {among}seed {seed}" for seed in SEEDS]
-            trained[form] = [pieces[name] for name in names if name in pieces]
-        systems[ALONE] = [piece["test"] for piece in trained["labels"]]
-        systems[evaluation.TRAINED] = [piece["test"] for piece in trained["chains"]]
+            for form in FORMS:
+                if name.startswith(f"{form}, {count} records"):
+                    trained[form].append(piece)
+        systems |= {ALONE: [piece["test"] for piece in trained["labels"]]}
+        systems |= {evaluation.TRAINED: [piece["test"] for piece in trained["chains"]]}
         systems = {name: seeds for name, seeds in systems.items() if seeds}
         return {
             "passes": PASSES[count],
             "scores": evaluation.scores(systems, self.records["chains"].splits["test"]),
-            "seeds": {form: len(runs) for form, runs in trained.items()},
-            "right": {form: [run["test right"] for run in runs] for form, runs in trained.items()},
-            "every step right": [run["test every step right"] for run in trained["chains"]],
+            "right": {form: [piece["test right"] for piece in runs] for form, runs in trained.items()},
+            "every step right": [piece["test every step right"] for piece in trained["chains"]],
         }
 
 

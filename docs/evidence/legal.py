@@ -24,32 +24,44 @@ def _shares(values: list[float]) -> str:
     return ", ".join(f"{100 * value:.1f}" for value in values)
 
 
+def _studies() -> dict[int, dict]:
+    """Training records -> what was measured after as many; the most come first."""
+    studies = result(FILE)["studies"] if (RESULTS / FILE).is_file() else {}
+    return {int(count): study for count, study in studies.items() if study["right"]["labels"]}
+
+
 def headline() -> str:
     """The model that was trained with chains, beside words and the same model on labels alone."""
-    if not (RESULTS / FILE).is_file():
+    if not _studies():
         return "What reasoning adds to counting words has not been measured to its end"
-    found = result(FILE)
-    scores, less, seeds = found["scores"], found["scores"]["trained less"], found["seeds"]["chains"]
+    parts = []
+    for count, study in sorted(_studies().items()):
+        scores = study["scores"]
+        less, right = scores["trained less"], scores["systems"][TRAINED]["value"]
+        parts.append(
+            f"after {count} records **{100 * right:.1f} %**, which is {_percent(less[WORDS], '+')} points over counting words and "
+            f"{_percent(less[ALONE], '+')} over the same model trained on the answers alone"
+        )
+    seeds = len(study["right"]["chains"])
     return (
-        f"Where the answer needs steps (diversity jurisdiction), SmolLM2-135M, fine-tuned on the reasoning of {found['sizes']['train']} records, is "
-        f"right in **{100 * scores['systems'][TRAINED]['value']:.1f} %** of {scores['questions']} unseen questions: {_percent(less[WORDS], '+')} "
-        f"points over counting words and {_percent(less[ALONE], '+')} over the same model trained on the answers alone "
-        f"({seeds} seed{'s' * (seeds != 1)}). A written rule of three lines answers all of them; where words carry the label, counting them is as good"
+        "Where the answer needs steps (diversity jurisdiction), SmolLM2-135M, fine-tuned on records with their reasoning, is right on "
+        f"{scores['questions']} unseen questions: {'; '.join(parts)} ({seeds} seed{'s' * (seeds != 1)}). A written rule of three lines "
+        "answers all of them; where words carry the label, counting them is as good"
     )
 
 
 def beats() -> str:
     """Whether fine-tuning is better than counting words, in a few words."""
-    if (RESULTS / FILE).is_file() and result(FILE)["scores"]["trained less"][WORDS]["low"] > 0:
+    if any(study["scores"]["trained less"][WORDS]["low"] > 0 for study in _studies().values()):
         return "yes, where the answer needs reasoning; for plain labels counting words is as good or better"
     return "no, for plain labels: counting words is as good or better"
 
 
 def chains() -> str:
-    """A row a system."""
-    if not (RESULTS / FILE).is_file():
+    """A row a system, after the most training records."""
+    if not _studies():
         return "Not measured yet."
-    scores, rows = result(FILE)["scores"], []
+    scores, rows = _studies()[max(_studies())]["scores"], []
     systems = sorted(scores["systems"].items(), key=lambda system: system[1]["value"])
     for name, values in systems:
         less = scores["trained less"].get(name)
@@ -66,41 +78,28 @@ def chains() -> str:
 
 
 def steps() -> str:
-    """What each seed reached, and how many chains are right throughout."""
-    if not (RESULTS / FILE).is_file():
-        return "Not measured yet."
-    found = result(FILE)
-    sizes, recipe, passes = found["sizes"], found["recipe"], found["passes"]
-    return (
-        f"{sizes['train']} training records, {sizes['validation']} to choose, {sizes['test']} test questions; LoRA of rank {recipe['rank']}, rate "
-        f"{recipe['rate']}, passes over the records: {passes['chains']} with chains, {passes['labels']} on labels alone (about as many steps). "
-        f"Right by seed: with chains {_shares(found['right']['chains'])} %, on labels alone {_shares(found['right']['labels'])} %. Chains that are right in "
-        f"every step, by seed: {_shares(found['every step right'])} %."
-    )
-
-
-def fewer() -> str:
-    """A row a number of training records: words, labels alone and chains, and what the chains add."""
-    if not (RESULTS / FILE).is_file():
-        return "Not measured yet."
-    results, rows = result(FILE), []
-    studies = {str(results["sizes"]["train"]): results, **results["fewer records"]}
-    for count, study in sorted(studies.items(), key=lambda pair: int(pair[0])):
-        systems, less = study["scores"]["systems"], study["scores"].get("trained less", {})
-        if ALONE not in less:
-            continue
+    """A row a number of training records: words, labels alone and chains, by seed."""
+    rows = []
+    for count, study in sorted(_studies().items()):
+        scores, passes = study["scores"], study["passes"]
         rows.append(
             {
                 "training records": count,
-                "passes, chains and labels": f"{study['passes']['chains']}, {study['passes']['labels']}",
-                "counting words, %": f"{100 * systems[WORDS]['value']:.1f}",
+                "passes, chains / labels": f"{passes['chains']} / {passes['labels']}",
+                "counting words, %": f"{100 * scores['systems'][WORDS]['value']:.1f}",
                 "labels alone, % by seed": _shares(study["right"]["labels"]),
                 "with chains, % by seed": _shares(study["right"]["chains"]),
-                "chains less labels, points": _percent(less[ALONE], "+"),
+                "chains less labels, points": _percent(scores["trained less"][ALONE], "+"),
                 "every step right, % by seed": _shares(study["every step right"]),
             }
         )
-    return tables.markdown(rows)
+    if not rows:
+        return "Not measured yet."
+    sizes, recipe = result(FILE)["sizes"], result(FILE)["recipe"]
+    return (
+        f"{tables.markdown(rows)}\n\n{sizes['validation']} records choose the pass, {sizes['test']} test questions; LoRA of rank {recipe['rank']}, "
+        f"rate {recipe['rate']}. A record with its chain has about twice the tokens of one with its label alone."
+    )
 
 
 def dropout() -> str:
@@ -130,7 +129,7 @@ def former() -> str:
         trained, less = found["systems"]["trained"][measure], found["trained less"][best][measure]
         seeds = f"{found['seeds']} seed{'s' * (found['seeds'] != 1)}"
         lines.append(
-            f"- {title}: {100 * trained['value']:.1f} % {measure.replace('_', ' ')} after {found['train_rows']} records, {_percent(less, '+')} beside "
+            f"- {title}: {100 * trained['value']:.1f} % {measure.replace('_', ' ')} after {found['train_rows']} records, {_percent(less, '+')} compared with "
             f"the best method that counts words ({seeds})"
         )
     return "\n".join(lines)

@@ -91,7 +91,7 @@ def parts_say() -> str:
             sentences.append(
                 f"{name} {_interval(against[0])} over MiniLM alone and {_interval(against[1])} over BM25 alone"
             )
-    return f"The search beside its own parts, on questions that were used for no choice: {'; '.join(sentences)}."
+    return f"The search compared with its own parts, on questions that were used for no choice: {'; '.join(sentences)}."
 
 
 def defaults() -> str:

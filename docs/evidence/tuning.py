@@ -57,7 +57,7 @@ def _interval(difference: dict) -> str:
 def _f1(results: dict) -> str:
     difference = results["f1_over_stock"]
     shown = "**lower**" if difference["high"] < 0 else "higher" if difference["low"] > 0 else "not shown to differ"
-    return f"Test F1 {_interval(difference)} beside the stock runs, {results['data']['test_examples']:,} questions and all seeds: {shown}."
+    return f"Test F1 {_interval(difference)} over the stock runs, {results['data']['test_examples']:,} questions and all seeds: {shown}."
 
 
 def ladder() -> str:
@@ -105,7 +105,7 @@ def _race(results: dict) -> str:
         row |= {"seed": trial["seed"], "training, s": f"{trial['seconds']:.0f}"}
         runs.append(row | {"dev loss": f"{sum(losses) / len(losses):.3f}"})
     return (
-        f"A stock run sees {race['examples']:,} examples. Outcome: **{race['outcome']}**. Each candidate beside the stock runs with its seeds, with "
+        f"A stock run sees {race['examples']:,} examples. Outcome: **{race['outcome']}**. Each candidate is compared with the stock runs of its seeds, with "
         f"intervals over dev texts and seeds (a candidate that was kept with the first seed is judged again with all):\n\n{tables.markdown(judged)}"
         f"\n\nAll runs:\n\n{tables.markdown(runs)}"
     )

@@ -186,8 +186,8 @@ def form(samples: Sequence[Mapping[str, Any]], questions: Sequence[Record]) -> d
     """
     right = _right([sample["answer"] for sample in samples], questions)
     shares = {"stops": [sample["stops"] for sample in samples], "answer is right": right}
-    pairs = zip(samples, questions, strict=True)
-    if steps := [sample["reasoning"] for sample, record in pairs if record.reasoning]:
+    steps = [sample["reasoning"] for sample, record in zip(samples, questions, strict=True) if record.reasoning]
+    if steps:
         shares["every step is right"] = steps
     return {name: float(np.mean(values)) for name, values in shares.items()}
 
@@ -231,7 +231,7 @@ def examine(trainer, template, records: Records, rows, *, examples: bool = False
     rows: of the test records (`training.encode`). examples: ask for labels after solved examples, too.
     """
     model, questions = trainer.model, scored(records)
-    results: dict[str, Any] = {"completion": trainer.completion_loss(rows)}
+    results = {"completion": trainer.completion_loss(rows)}
     with trainer.compute_loss_context_manager():
         samples = written(model, template, questions, max_new_tokens=answer_length(template, questions))
         results["answers"] = [sample["answer"] for sample in samples]

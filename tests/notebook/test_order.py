@@ -157,6 +157,30 @@ def test_cells_in_any_order_of_one_kernel_save_what_was_trained_or_are_refused(n
         assert EDITED not in (ROOT / SHOWN).read_text(encoding="utf-8")
 
 
+HOUR_PASSED = """
+from helpers.run import folder_lock
+folder_lock._began.update({path: began - 3600 for path, began in folder_lock._began.items()})
+"""
+
+
+@pytest.mark.once
+def test_the_training_cell_has_its_time_anew_each_time_and_can_be_run_again_after_the_export(notebooks, alone):
+    with run_kernel(startup_timeout=START) as kernel:
+        live = Live(kernel, notebooks / "tinystories_reservoir.ipynb", {**SMALL, "max_hours": 1.0})
+        *before, train, _, _, save, _ = live.titles
+        for code in (live.setup, live.form, live.set, *(live.cells[title] for title in before[1:])):
+            assert not live.run(code)
+        assert not live.run(HOUR_PASSED)
+        assert live.run(live.cells[train]).startswith("Stopped: max_hours=1 at step 1")
+        assert not live.run(live.cells[train])  # the other three steps
+        live.follow(save)
+        results, weights = saved("out")
+        assert (results["train"]["steps"], results["train"]["resumed_from_step"]) == (SMALL["max_steps"], 1)
+        live.follow(train)
+        live.follow(save)
+        assert saved("out")[1] == weights
+
+
 # What a random order may do to a notebook: parameters, a line of its method, the same line edited, cells that are left out.
 LEGAL = {"data_source": "sample", "base_model": "sample", "max_steps": 4, "save_steps": 2, "batch_size": 8}
 LEJEPA = {**LEGAL, "num_samples": 400, "output_dim": 48, "max_seq_length": 32, "train_length": 32, "batch_size": 16}
