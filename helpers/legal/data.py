@@ -85,9 +85,9 @@ class Record:
     @property
     def learned_turns(self) -> list[int]:
         """Places of the assistant's messages that are learned: not those of a prompt, nor those of weight 0, as OpenAI marks them."""
-        turns = range(self.first_learned, len(self.messages))
-        learned = [turn for turn in turns if self.messages[turn].get("weight") != 0]
-        return [turn for turn in learned if self.messages[turn]["role"] == "assistant"]
+        turns = enumerate(self.messages)
+        learned = [turn for turn, message in turns if message["role"] == "assistant" and message.get("weight") != 0]
+        return [turn for turn in learned if turn >= self.first_learned]
 
     @property
     def reasoning(self) -> str:
@@ -258,11 +258,9 @@ def record_of(row: Row, unused: Counter) -> Record:
     missing = [name for name in ("question", "answer") if not getattr(record, name).strip()]
     if missing:
         raise Unusable(f"no {' and no '.join(missing)}")
-    spoken = [
-        message for message in messages if message["role"] != "tool" and message.keys() <= {"role", "content", "weight"}
-    ]
-    if not all(message["content"].strip() for message in spoken):
-        raise Unusable("a message is empty")
+    for message in messages:
+        if message["role"] != "tool" and not message["content"].strip() and len(message) == 2:
+            raise Unusable("a message is empty")
     if messages[-1].get("weight") == 0:
         raise Unusable("its last turn has the weight 0: nothing would be learned of what is scored")
     return record

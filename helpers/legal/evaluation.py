@@ -130,8 +130,10 @@ def written(model, template, questions: Sequence[Record], **options) -> list[dic
         wanted_reasoning, wanted = parts_of(last_turn(template, record))
         if _plain(answer) == _plain(wanted):
             answer = record.answer  # however the template spells it
-        sample = {"id": record.id, "text": output.text, "answer": answer, "stops": output.stopped}
-        samples.append(sample | {"reasoning": _plain(reasoning) == _plain(wanted_reasoning)})
+        same = _plain(reasoning) == _plain(wanted_reasoning)
+        samples.append(
+            {"id": record.id, "text": output.text, "answer": answer, "stops": output.stopped, "reasoning": same}
+        )
     return samples
 
 

@@ -113,10 +113,8 @@ def summed_loss(model, blocks: dict[str, torch.Tensor], devices: int = 1, tokens
     if head.bias is not None or any(getattr(config, name, None) not in (None, 1, 1.0) for name in LOGIT_CHANGES):
         logits_BTV = model(**inputs).logits.float()
         return cross_entropy(logits_BTV.flatten(0, 1), target_BT.flatten(), ignore_index=IGNORED, reduction="sum")
-    casts = disable_input_dtype_casting(
-        model, active=torch.is_autocast_enabled(labels_BT.device.type)
-    )  # autocast does it
-    with casts:
+    autocast = torch.is_autocast_enabled(labels_BT.device.type)  # which casts
+    with disable_input_dtype_casting(model, active=autocast):
         if hasattr(model, "module"):  # whose hooks add up the gradients of several processes; the head sees one token
             hidden_BTD = model(**inputs, output_hidden_states=True, logits_to_keep=1).hidden_states[-1]
         else:
