@@ -117,6 +117,10 @@ class LeJEPATrainer(SentenceEncoderTrainer):
             self.loss.means.start(self.args.device)  # before the seed, which a sync moves on
         super().seed_step()
 
+    def compute_loss(self, *args, **kwargs):
+        with self.accelerator.autocast():  # both views use one copy of each weight in half precision
+            return super().compute_loss(*args, **kwargs)
+
     def training_step(self, *args, **kwargs):
         self.loss.step = self.state.global_step  # chooses SIGReg's slices, of a resumed run too
         return super().training_step(*args, **kwargs)

@@ -27,6 +27,7 @@ DEFAULTS = {
     "exhausted": [],  # where memory runs out, once each: "backward", "update"
     "watched": False,  # tells the lines that ran (tests/machine/cuda_lines.py)
     "backend": "",  # that compiles the layers; "": none
+    "counted": False,  # tells the operations of each step's forward and backward pass, and those that the planner counts of it
 }
 BATCH, LENGTH = 8, 16
 EVERY = 2  # steps between two checkpoints and evaluations
@@ -67,21 +68,23 @@ def reservoir(machine, folder: Path, options: dict):
 def lejepa(machine, folder: Path, options: dict):
     from datasets import Dataset
 
-    from helpers.lejepa import parallel
+    from helpers.lejepa import loss
     from helpers.lejepa.loss import LeJEPALoss
     from helpers.lejepa.parameters import EmbeddingParameters
     from helpers.lejepa.training import new_trainer
     from tests.lejepa_run import build_model, sentences
 
-    if options["backend"]:
-        parallel.PARTS = 1  # as on a card; a CPU embeds texts of nearly equal length together
+    if options["backend"] or options["counted"]:
+        # As on a card, where the batch stays as it is padded; a CPU sorts its texts by length.
+        loss.embed = lambda model, column: model(column)["sentence_embedding"]
     model = build_model(folder / "encoder", options["dropout"])
-    loss = LeJEPALoss(model, sigreg_weight=0.05, contrastive_weight=0.1)
+    whole_loss = LeJEPALoss(model, sigreg_weight=0.05, contrastive_weight=0.1)
     texts = sentences(60, 0)
     rows = Dataset.from_dict({"text": texts, "part": [text[len(text) // 2 :] for text in texts]})
     changes = {"seed": 3, "train_length": LENGTH, "save_steps": EVERY}
     params = EmbeddingParameters.defaults().model_copy(update=changes)
-    return new_trainer(model, loss, rows, params, planned(machine, options), machine, folder, logging_steps=1)
+    plan = planned(machine, options)
+    return new_trainer(model, whole_loss, rows, params, plan, machine, folder, logging_steps=1)
 
 
 def legal(machine, folder: Path, options: dict):
@@ -194,6 +197,44 @@ def graph_counter(graphs: list[tuple[str, int, int]]):
     return Graphs()
 
 
+def planned_launches(trainer, room: str) -> int:
+    """What the planner counts of the step that a trainer takes."""
+    from helpers.graphmer.configuration import override, read_configuration
+    from helpers.graphmer.workload import workload as graphmer
+    from helpers.legal.workload import workload as legal
+    from helpers.lejepa.workload import workload as lejepa
+    from helpers.plan.counting import count
+    from helpers.reservoir.workload import workload as reservoir
+    from tests.graph_run import SMALL
+
+    plan, model = trainer.plan, trainer.model
+    steps = {
+        "reservoir": lambda: reservoir(model, plan.sequence_length),
+        "lejepa": lambda: lejepa(trainer.loss, "small", (plan.sequence_length, plan.sequence_length)),
+        "legal": lambda: legal(model, "small", plan.sequence_length, "lora"),
+        "graphmer": lambda: graphmer(override(read_configuration("rtx3050"), SMALL), model),
+        "tuning": lambda: trainer.task.step,
+    }
+    workload = steps[room]()
+    return count(workload, plan.per_device_batch_size, kind="cpu", precision=plan.precision).launches
+
+
+def count_steps(trainer) -> list[int]:
+    """The list to which each `training_step` adds how many operations that are no view it has started."""
+    from tests.workloads import Launches
+
+    step, counts = trainer.training_step, []
+
+    def counted(*args, **kwargs):
+        with Launches() as launches:
+            loss = step(*args, **kwargs)
+        counts.append(launches.count)
+        return loss
+
+    trainer.training_step = counted
+    return counts
+
+
 def forward(trainer) -> dict:
     """The loss of a batch of the trainer's loader and what evaluation makes of the model; devices of all that was met."""
     import torch
@@ -253,6 +294,8 @@ def main(output_dir: str, options: dict) -> dict:
     if options["fake"]:
         return forward(trainer)
     disturb(trainer, options)
+    launches = planned_launches(trainer, options["room"]) if options["counted"] else 0
+    counts = count_steps(trainer) if options["counted"] else []
     graphs = []
     trainer.add_callback(graph_counter(graphs))
     trainer.train()
@@ -261,6 +304,7 @@ def main(output_dir: str, options: dict) -> dict:
         **trainer.results(),
         "lines": sorted(lines),
         "graphs": graphs,
+        "launches": {"planned": launches, "steps": counts},
         "names": sorted(trainer.model.state_dict()),
         "device": str(trainer.args.device),
         "losses": [entry["loss"] for entry in history if "loss" in entry],

@@ -178,6 +178,21 @@ def test_a_trainer_that_runs_out_of_memory_in_backward_and_in_the_first_update_g
     assert outcome["train"]["steps"] == STEPS[room] and np.isfinite(outcome["losses"]).all()
 
 
+# ---- the planner's count of a step
+
+BESIDE = (
+    30  # operations of the trainer itself: whether the loss is finite, its sum since the last log, the labels of a step
+)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_trainers_step_starts_as_many_operations_as_the_planner_counts(room, tmp_path):
+    outcome = result(trained(tmp_path, room, precision="bf16", dropout=0.0, steps=2, counted=True))
+    planned, steps = outcome["launches"]["planned"], outcome["launches"]["steps"]
+    assert len(steps) == 2 and planned > 100
+    assert all(planned <= step <= planned + BESIDE for step in steps), outcome["launches"]
+
+
 # ---- what is answered for every card
 
 ANSWERS = """
