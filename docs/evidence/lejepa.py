@@ -67,6 +67,23 @@ def past_questions_say() -> str:
     )
 
 
+def attempts() -> str:
+    """Other trainings on banking77, each in the search that dev questions chose for it."""
+    rows = []
+    for attempt in _collections()["banking77"].get("attempts", []):
+        rows.append(
+            {
+                "training": attempt["attempt"],
+                "seeds": len(attempt["test"]),
+                "nDCG@10": spread(attempt["test"]),
+                "over the linear classifier": _interval(attempt["linear classifier"]),
+                "over the untrained search": _interval(attempt[SEARCH]),
+                "processor minutes": f"{attempt['minutes']:.1f}",
+            }
+        )
+    return tables.markdown(rows) if rows else "Not measured yet."
+
+
 def comparison() -> str:
     """nDCG@10 of what costs nothing on every judged collection, on the questions that report."""
     table = []
