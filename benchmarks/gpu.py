@@ -4,6 +4,7 @@
     python benchmarks/gpu.py --minutes 9 --missing           # goes on where an earlier call ended
     python benchmarks/gpu.py --only legal_cot_sft attention
     python benchmarks/gpu.py --device cpu --small --output FILE   # the same code at sample size, which measures nothing
+    python benchmarks/gpu.py --device tpu            # the TPU twins; notebooks/runtime_report.ipynb is a front for all of this
 
 A part runs a built notebook with papermill in an empty folder, for few steps with the notebook's own batch, length and model, and
 reads what its results.json says: time, MFU, memory beside plan and forecast. Where no hub answers, `--models DIR` names a folder with the
@@ -13,6 +14,7 @@ models by the last part of their ids. A part that fails, or that no time is left
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -67,9 +69,10 @@ class NotHere(RuntimeError):
     """This machine cannot run a part."""
 
 
-def execute(part: Part, folder: Path, small: bool, models: Path | None, **more) -> dict:
-    """The results.json of the notebook, run to its end in `folder`. Raises RuntimeError with what it printed last."""
-    known = (ROOT / f"notebooks/{part.notebook}.ipynb").read_text(encoding="utf-8")
+def start(part: Part, folder: Path, device: str, small: bool, models: Path | None, **more) -> subprocess.Popen:
+    """papermill with the notebook, in `folder`."""
+    file = ROOT / f"notebooks/{part.notebook}{'_tpu' if device == 'tpu' else ''}.ipynb"
+    known = file.read_text(encoding="utf-8")
     given = {"data_source": "sample", "max_steps": STEPS} | part.parameters | (SMALL if small else {}) | more
     if models and "/" in given.get("base_model", ""):
         given["base_model"] = str(models / given["base_model"].rpartition("/")[2])
@@ -77,19 +80,28 @@ def execute(part: Part, folder: Path, small: bool, models: Path | None, **more) 
     given = {name: value for name, value in given.items() if f"\\n{name}: " in known or f'"{name}: ' in known}
     given["output_dir"] = str(folder / "out")
     parameters = [text for name, value in given.items() for text in ("-y", f"{name}: {json.dumps(value)}")]
-    command = [sys.executable, "-m", "papermill", str(ROOT / f"notebooks/{part.notebook}.ipynb"), "executed.ipynb"]
-    command += [*parameters, "--no-progress-bar"]
-    with subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as papermill:
+    command = [sys.executable, "-m", "papermill", str(file), "executed.ipynb", *parameters, "--no-progress-bar"]
+    # In the payload of a notebook the parts have none of their own, and find helpers here.
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, env=environment, **options)
+
+
+def kill(papermill: subprocess.Popen) -> None:
+    """Ends it and its kernel at once: one that trains would save its step first, and hold the device's memory during the next part."""
+    ended = [*psutil.Process(papermill.pid).children(recursive=True), papermill]
+    for process in ended:
+        process.kill()
+    psutil.wait_procs(ended[:-1])
+
+
+def execute(part: Part, folder: Path, device: str, small: bool, models: Path | None, **more) -> dict:
+    """The results.json of the notebook, run to its end in `folder`. Raises RuntimeError with what it printed last."""
+    with start(part, folder, device, small, models, **more) as papermill:
         try:
             _, errors = papermill.communicate(timeout=60 * PART_MINUTES)
         except subprocess.TimeoutExpired:
-            # A kernel that trains would save its step first, and hold the memory of the card during the next part.
-            ended = [*psutil.Process(papermill.pid).children(recursive=True), papermill]
-            for process in ended:
-                process.kill()
-            psutil.wait_procs(ended[:-1])
+            kill(papermill)
             raise
     if papermill.returncode:
         raise RuntimeError(errors.strip()[-1500:])
@@ -101,12 +113,16 @@ def short(results: dict) -> dict:
     train, plan, expected = results["train"], results["plan"], results["forecast"]
     training = train["seconds"] - train["compile_seconds"] - train["evaluate_and_save_seconds"]
     return {
+        "device": results["runtime"]["device_name"],
         "model": expected["model"],
         "precision": plan["precision"],
         "batch": plan["batch_size"],
         "micro_batch": plan["per_device_batch_size"],
         "checkpointing": plan["gradient_checkpointing"],
         "steps": train["steps"],
+        "first_step_seconds": train["first_step_seconds"],
+        "launches": plan["memory"]["launches"] * plan["gradient_accumulation_steps"],
+        "compiled": plan["compiled"],
         "step_seconds": training / max(1, train["steps"]),
         "forecast_step_seconds": expected["step_seconds"],
         "peak_memory_bytes": train["peak_memory_bytes"],
@@ -117,32 +133,40 @@ def short(results: dict) -> dict:
     }
 
 
-def run(part: Part, small: bool, models: Path | None) -> dict:
+def run(part: Part, device: str, small: bool, models: Path | None) -> dict:
     """One part in a folder of its own."""
     import torch
 
-    if torch.cuda.device_count() < part.cards and not (small and part.cards == 1):
+    if torch.cuda.device_count() < part.cards and not (part.cards == 1 and (small or device == "tpu")):
         raise NotHere(f"needs {part.cards} GPU(s), and torch sees {torch.cuda.device_count()}")
     with tempfile.TemporaryDirectory() as folder:
         if not part.resumed:
-            return short(execute(part, Path(folder), small, models))
-        return resumed(part, Path(folder), small, models)
+            return short(execute(part, Path(folder), device, small, models))
+        return resumed(part, Path(folder), device, small, models)
 
 
-def resumed(part: Part, folder: Path, small: bool, models: Path | None) -> dict:
-    """A run to half of its steps that goes on to the end, against one that is not interrupted: are the weights the same?"""
+def resumed(part: Part, folder: Path, device: str, small: bool, models: Path | None) -> dict:
+    """A run that is killed once half of its steps are saved, and run again, against an undisturbed one: are the weights the same?"""
     from safetensors.torch import load_file
 
-    weights, steps = [], 4 if small else STEPS
-    for name, lengths in (("whole", (steps,)), ("halves", (steps // 2, steps))):
+    steps = 40 if small else STEPS
+    how = {"device": device, "small": small, "models": models, "max_steps": steps, "eval_steps": steps // 2}
+    weights = []
+    for name in ("whole", "killed"):
         (folder / name).mkdir()
-        for length in lengths:
-            # The schedule must be that of the whole run: a constant rate.
-            execute(part, folder / name, small, models, max_steps=length, learning_rate=1e-3)
+        if name == "killed":
+            saved = folder / name / f"out/checkpoint-{steps // 2}"
+            with start(part, folder / name, **how) as papermill:
+                while papermill.poll() is None and not saved.exists():
+                    time.sleep(0.01)
+                if papermill.poll() is not None:
+                    raise RuntimeError(papermill.stderr.read().strip()[-1500:] or "ended before it could be killed")
+                kill(papermill)
+        results = execute(part, folder / name, **how)
         weights.append(load_file(next((folder / name / "out").glob("model/*.safetensors"))))
     same = all(weights[0][name].equal(weights[1][name]) for name in weights[0])
     farthest = max(float((weights[0][name].float() - weights[1][name].float()).abs().max()) for name in weights[0])
-    return {"equal": same, "farthest": farthest}
+    return {"equal": same, "farthest": farthest, "resumed_from": results["train"]["resumed_from_step"]}
 
 
 def attention(device: str, small: bool) -> dict:
@@ -195,7 +219,8 @@ def attention(device: str, small: bool) -> dict:
 def parts(given) -> Iterator[tuple[str, dict]]:
     """(name, what was found or why not), one after the other."""
     deadline = time.monotonic() + 60 * given.minutes
-    for name in given.only or NAMES:
+    names = [name for name in given.only or NAMES if (given.device, name) != ("tpu", "attention")]  # XLA writes its own
+    for name in names:
         left = deadline - time.monotonic()
         if left < 30:
             yield name, {"status": "no time left"}
@@ -205,7 +230,7 @@ def parts(given) -> Iterator[tuple[str, dict]]:
             found = (
                 attention(given.device, given.small)
                 if name == "attention"
-                else run(PARTS[name], given.small, given.models)
+                else run(PARTS[name], given.device, given.small, given.models)
             )
             found = {"status": "done", **found}
         except NotHere as error:
@@ -221,7 +246,8 @@ def parts(given) -> Iterator[tuple[str, dict]]:
 
 
 def main() -> int:
-    parser = argument_parser(__doc__.splitlines()[0], repetitions=3, each="not used: a run is its own repetition")
+    devices, each = ("cpu", "cuda", "tpu"), "not used: a run is its own repetition"
+    parser = argument_parser(__doc__.splitlines()[0], repetitions=3, each=each, devices=devices)
     parser.set_defaults(device="cuda")
     parser.add_argument("--minutes", type=float, default=60, help="for all parts together")
     parser.add_argument("--only", nargs="+", choices=NAMES, help="these parts")
@@ -239,9 +265,10 @@ def main() -> int:
             return 0
     for name, found in parts(given):
         kept[name] = found
+        about["device"] = found.get("device", about["device"])
         write(given.output, about, small=given.small, parts=kept)
         print(name, json.dumps(found), flush=True)
-    return int(any(kept[name]["status"] == "failed" for name in given.only or NAMES))
+    return int(any(kept[name]["status"] == "failed" for name in given.only or kept))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,10 @@ that ends in `# gpu only` or `# tpu only` (the marker is stripped). Three cells 
 
 - tagged `setup`, `# requirements: torch transformers ...`: setup_cell.py, with these requirements in the ranges of
   requirements-gpu.txt or requirements-tpu.txt, and with what the notebook can reach of the `helpers` package (closure.py);
-- tagged `parameters`, `# parameters: helpers.<room>.parameters.<Class>`: a form of all parameters of that class;
+- tagged `parameters`, `# parameters: helpers.<room>.parameters.<Class>`: a form of all parameters of that class; a form that is
+  written out stays;
+- in the setup cell of a notebook that runs others, `# notebooks: legal_cot_sft ...` and `# files: benchmarks/gpu.py ...`: these files,
+  and the code cells of these notebooks with all that they can reach, are in its payload, too;
 - tagged `method`, `# method: helpers/<room>/<file>.py`: a cell that shows this file and writes it (`%%writefile`), so that a reader
   can edit it. The file is left out of the payload (helpers/notebook/method.py).
 
@@ -47,9 +50,11 @@ from helpers.parameters import MAIN, extra, kind_of  # noqa: E402
 from helpers.show import tables  # noqa: E402  the checkout's, wherever this is started
 
 MOST_MAIN = 8
+FORM = "# @title Parameters"
 WIDGETS = {str: "string", bool: "boolean", int: "integer", float: "number"}
 NOTEBOOKS = ROOT / "notebooks"
 SUFFIX = {"gpu": "", "tpu": "_tpu"}
+BUNDLED = ("# notebooks:", "# files:")
 COLAB_RUNTIME = {"gpu": ("GPU", "T4"), "tpu": ("TPU", "V5E1")}
 DEVICES = {"gpu": ("T4", "A100 40GB"), "tpu": ("v5e-1", "v5e-8")}
 GRID = ROOT / "docs/results/grid.json"
@@ -125,7 +130,7 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
             raise ValueError(f"{source}: cell {position} is raw; write markdown or code (or check the file's header)")
         shown = [tag for tag in tags if tag not in SUFFIX]
         text, metadata = cell.source, {"tags": shown} if shown else {}
-        if "parameters" in tags:
+        if "parameters" in tags and not text.startswith(FORM):
             text = parameters_cell(text, twin, where=f"{source}: parameters cell")
         elif "method" in tags:
             metadata["file"], text = method_cell(text, where=f"{source}: cell {position}")
@@ -141,6 +146,8 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
     apart = ("setup", "method")
     calling = (cell.source for cell in cells if cell.cell_type == "code" and not {*apart} & {*_tags(cell)})
     files = reachable(calling, ROOT)
+    files |= bundled(setup.source, source.parent, twin)
+    setup.source = "\n".join(line for line in setup.source.splitlines() if not line.startswith(BUNDLED))
     shown = {file: files.pop(file) for cell in cells if "method" in _tags(cell) for file in [cell.metadata.pop("file")]}
     room = next((file.rpartition("/")[0].replace("/", ".") for file in shown), "no method")
     table = cell_order.table(cells, room)
@@ -152,6 +159,31 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
     title, _, rest = cells[0].source.partition("\n")
     cells[0].source = "\n".join([title, *badges.of(name), rest]).rstrip()
     return cells
+
+
+def bundled(declaration: str, sources: Path, twin: str) -> dict[str, bytes]:
+    """Files that a setup cell names, and code cells of notebooks that it names, with the payload of each; by path."""
+    named = {start: [] for start in BUNDLED}
+    for line in declaration.splitlines():
+        start, _, names = line.partition(": ")
+        named.get(f"{start}:", []).extend(names.split())
+    files = {name: (ROOT / name).read_bytes() for name in named["# files:"]}
+    for name in named["# notebooks:"]:
+        built = notebook(sources / f"{name}.py", twin)
+        built.cells = [cell for cell in built.cells if cell.cell_type == "code"]
+        setup = next(cell for cell in built.cells if "setup" in _tags(cell))
+        _, packed_files = re.search(r'^(PAYLOAD = "(.+)")$', setup.source, re.MULTILINE).groups()
+        for file in bz2.decompress(base64.b85decode(packed_files)).split(b"\0"):
+            path, _, content = file.partition(b"\n")
+            files[path.decode()] = content
+        # Its kernel finds helpers where the bundling notebook has unpacked it.
+        constants, _, rest = setup.source.partition("\ntry:\n")
+        _, _, rest = rest.partition('unpacking["use"](files, SHA256, SHOWN)\n')
+        constants = re.sub(r"(?m)^(PAYLOAD|#) .*\n?", "", constants)
+        said = "helpers.payload_sha256, helpers.shown = SHA256, SHOWN\nhelpers.began = time.monotonic()"
+        setup.source = f"import time\n{constants}\nimport helpers\n\n{said}\n{rest}"
+        files[f"notebooks/{name}{SUFFIX[twin]}.ipynb"] = written(built)
+    return files
 
 
 def picture(notebook: str, shows: str) -> str:
@@ -195,7 +227,7 @@ def parameters_cell(declaration: str, twin: str, where: str = "parameters cell")
         raise ValueError(
             f"{where}: {len(groups[MAIN])} main parameters; move some to a group, at most {MOST_MAIN} stay"
         )
-    lines = ["# @title Parameters"]
+    lines = [FORM]
     for group, names in groups.items():
         lines += [] if group == MAIN else ["", f"# @markdown ### {group}"]
         for name in names:

@@ -30,7 +30,8 @@ from helpers.notebook.order import METHOD
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = sorted((ROOT / "notebooks" / "source").glob("*.py"))
+REPORT_SOURCE = ROOT / "notebooks" / "source" / "runtime_report.py"  # which runs the others, and has no room
+SOURCES = sorted({*(ROOT / "notebooks" / "source").glob("*.py")} - {REPORT_SOURCE})
 TINY = """\
 # ---
 # jupyter:
@@ -222,6 +223,24 @@ def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
             if Path(module).parent in beside
         ]
         assert any(named), name
+
+
+@pytest.mark.parametrize("twin", ["gpu", "tpu"])
+def test_the_report_carries_the_code_of_every_notebook_and_all_that_it_can_reach(twin):
+    files = carried(build.notebook(REPORT_SOURCE, twin))
+    assert files["benchmarks/gpu.py"] == (ROOT / "benchmarks/gpu.py").read_bytes()
+    for source in SOURCES:
+        whole = build.notebook(source, twin)
+        code = [cell for cell in whole.cells if cell.cell_type == "code"]
+        bundled = nbformat.reads(files[f"notebooks/{source.stem}{build.SUFFIX[twin]}.ipynb"].decode(), 4).cells
+        setup = code[0].source
+        assert [cell.source for cell in bundled[1:]] == [cell.source for cell in code[1:]]
+        assert carried(whole).items() <= files.items()
+        for name in ("SHA256", "SHOWN", "CELLS"):
+            (line,) = re.findall(rf"^{name} = .+$", setup, re.MULTILINE)
+            assert line in bundled[0].source
+        ast.parse(bundled[0].source)
+        assert "PAYLOAD" not in bundled[0].source
 
 
 WHERE_NEEDED = {  # what the setup cell leaves out: each is asked for by what needs it, or comes with the runtime

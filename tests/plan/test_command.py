@@ -21,7 +21,8 @@ from tests.harness import cpu_here
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks" / "source").glob("*.py"))
+SOURCES = (ROOT / "notebooks" / "source").glob("*.py")
+NOTEBOOKS = sorted({path.stem for path in SOURCES} - {"runtime_report"})  # which runs the others
 QUICK = ("T4", "lejepa_training", "tinystories_reservoir", "hardware_tuning")  # half of the time is the other two's
 RUNS = [
     pytest.param(name, hardware, marks=() if {name, hardware} <= set(QUICK) else pytest.mark.slow)

@@ -1,0 +1,38 @@
+"""The report of a machine, as someone with a card runs it: alone in an empty folder, here on the CPU with samples."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import nbformat
+import papermill
+import pytest
+
+from tests.harness import ROOT, text_of
+
+pytestmark = [pytest.mark.once, pytest.mark.slow]
+
+PARTS = ("tinystories_reservoir", "lejepa_training", "resume")
+
+
+def test_the_report_runs_the_notebooks_kills_and_resumes_one_and_leaves_the_rows_of_the_page(alone, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "notebooks")
+    import build
+
+    source = ROOT / "notebooks/source/runtime_report.py"
+    Path("runtime_report.ipynb").write_bytes(build.written(build.notebook(source, "gpu")))
+    parameters = {"parts": ", ".join(PARTS), "minutes": 30.0}
+    papermill.execute_notebook("runtime_report.ipynb", "executed.ipynb", parameters, progress_bar=False)
+    report = json.loads(Path("runtime_report.json").read_text(encoding="utf-8"))
+    assert report["small"] and report["parts"].keys() == {*PARTS}
+    for name in PARTS[:2]:
+        part = report["parts"][name]
+        assert part["status"] == "done" and part["steps"] == 4 and part["first_step_seconds"] > 0, part
+    resumed = report["parts"]["resume"]
+    assert resumed["status"] == "done" and resumed["equal"] and resumed["resumed_from"] == 20, resumed
+    text = text_of(nbformat.read("executed.ipynb", 4))
+    for row in ("| tinystories_reservoir | fp32 |", "| the same weights, bit for bit |"):
+        assert row in text
+    assert str(ROOT) not in json.dumps(report), sys.path
