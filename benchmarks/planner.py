@@ -37,7 +37,7 @@ from helpers.plan.workloads import ROOMS, Asked, room  # noqa: E402
 
 MEMORY_TARGET = 0.05
 EXAMPLES = 2  # of the micro-batch whose memory is measured
-MACHINES = ("T4", "2xT4", "V100", "L4", "A100 40GB", "RTX 3050", "v2-8", "v3-8", "v5e-1", "v5e-8")
+MACHINES = ("T4", "2xT4", "V100", "L4", "A100 40GB", "H100", "RTX 3050", "v2-8", "v3-8", "v5e-1", "v5e-8")
 
 
 def memory_of(notebook: str, here: runtime.Runtime) -> dict:
@@ -101,6 +101,10 @@ def short(run) -> dict:
         "batch": plan.batch_size,
         "micro_batch": plan.per_device_batch_size,
         "steps": plan.max_steps,
+        "tokens": plan.batch_size * plan.sequence_length,
+        "launches": plan.launches,
+        "compiled": plan.compiled,
+        "step_seconds": run.step and [run.step.low, run.step.high],
         "free": FREE.get(run.machine.name, ""),
         "guess": run.machine.kind == "xla",
         **spans,

@@ -1,8 +1,43 @@
-"""What GPUs were measured to reach (benchmarks/gpu.py), where any was."""
+"""What GPUs were measured to reach (benchmarks/gpu.py), where any was, and what the planner expects of the usual ones."""
 
 from typing import Any
 
 from helpers.show import tables
+
+EXPECTED = ("T4", "L4", "A100 40GB", "H100")
+
+
+def expected() -> str:
+    """The planner's forecast of each notebook's default run on the usual GPUs: every number of it is an estimate."""
+    from build import result
+
+    runs = [
+        _estimate(notebook, run)
+        for notebook, forecasts in sorted(result("grid.json")["notebooks"].items())
+        for run in forecasts
+        if run["hardware"] in EXPECTED
+    ]
+    return tables.markdown(runs)
+
+
+def _estimate(notebook: str, run: dict[str, Any]) -> dict[str, str]:
+    """A row. Tokens a second are those of the interval's ends."""
+    times = run["step_seconds"]
+    step = " to ".join(map(tables.seconds, times)) if times else "no such run published"
+    rates = " to ".join(f"{run['tokens'] / seconds:,.0f}" for seconds in reversed(times)) if times else ""
+    low, high = run["peak_memory_bytes"]
+    return {
+        "notebook": notebook,
+        "GPU": run["hardware"],
+        "precision": run["precision"],
+        "batch": f"{run['batch']} in parts of {run['micro_batch']}"
+        + (", activations again" if run["checkpointing"] else ""),
+        "operations of a step (counted)": f"{run['launches']:,}",
+        "compiled": "yes" if run["compiled"] else "no",
+        "a step (estimate)": step,
+        "tokens/s (estimate)": rates,
+        "memory (estimate)": f"{tables.size(low)} to {tables.size(high)}",
+    }
 
 
 def measured() -> str:
@@ -44,6 +79,7 @@ def _run(name: str, part: dict[str, Any]) -> dict[str, str]:
         "notebook": name,
         "precision": part["precision"],
         "batch": f"{part['batch']} in parts of {part['micro_batch']}",
+        "first step after": tables.seconds(part["first_step_seconds"]) if part.get("first_step_seconds") else "",
         "a step": tables.seconds(part["step_seconds"]),
         "forecast": _between(part["forecast_step_seconds"], tables.seconds),
         "tokens/s": f"{part['tokens_per_second']:,.0f}",
