@@ -41,12 +41,13 @@ GROUPED = {"heads": 14, "groups": 2, "length": 1024, "width": 64}  # of Qwen2.5-
 
 @dataclass(frozen=True)
 class Part:
-    """A notebook with parameters; `again`: the same run a second time, `cards`: how many GPUs it needs."""
+    """A notebook with parameters; `resumed`: killed and run again, `cards`: how many GPUs it needs."""
 
     notebook: str
     parameters: dict = field(default_factory=dict)
     cards: int = 1
     resumed: bool = False
+    compiled: str = "no"  # COMPILE_LAYERS: in 30 steps it would never pay
 
 
 PARTS = {
@@ -57,7 +58,13 @@ PARTS = {
     "hardware_tuning": Part(
         "hardware_tuning", {"base_model": "google-bert/bert-base-uncased", "tuning_minutes": 4.0, "paired_seeds": 1}
     ),
+    "legal_cot_sft compiled": Part("legal_cot_sft", {"base_model": QWEN}, compiled="yes"),
+    "lejepa_training compiled": Part("lejepa_training", {"base_model": MINILM}, compiled="yes"),
+    "graphmer_se compiled": Part("graphmer_se", {"base_model": MINILM}, compiled="yes"),
     "legal_cot_sft qlora": Part("legal_cot_sft", {"base_model": QWEN, "method": "qlora"}),
+    "legal_cot_sft 7B qlora": Part(
+        "legal_cot_sft", {"base_model": "Qwen/Qwen2.5-7B-Instruct", "method": "qlora", "max_steps": 10}
+    ),
     "legal_cot_sft full": Part("legal_cot_sft", {"base_model": QWEN, "method": "full"}),
     "legal_cot_sft two cards": Part("legal_cot_sft", {"base_model": QWEN, "num_processes": 0}, cards=2),
     "resume": Part("tinystories_reservoir", resumed=True),
@@ -82,7 +89,7 @@ def start(part: Part, folder: Path, device: str, small: bool, models: Path | Non
     parameters = [text for name, value in given.items() for text in ("-y", f"{name}: {json.dumps(value)}")]
     command = [sys.executable, "-m", "papermill", str(file), "executed.ipynb", *parameters, "--no-progress-bar"]
     # In the payload of a notebook the parts have none of their own, and find helpers here.
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COMPILE_LAYERS": part.compiled}
     options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, cwd=folder, env=environment, **options)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -211,11 +212,19 @@ def plan(
 
 
 def choose_compilation(recipe: Recipe, runtime: Runtime, launches: int) -> tuple[bool, str]:
-    """Whether the layers are compiled, and why. launches: operations of a step without it."""
+    """Whether the layers are compiled, and why. launches: operations of a step without it.
+
+    COMPILE_LAYERS in the environment decides where the recipe leaves it open: "yes", "no" or "auto". Raises ValueError for another value.
+    """
+    wanted = os.environ.get("COMPILE_LAYERS", "auto")
+    if wanted not in ("auto", "yes", "no"):
+        raise ValueError(f"COMPILE_LAYERS={wanted!r} in the environment: give 'auto', 'yes' or 'no'")
     if runtime.family == "xla":
         return False, "XLA compiles whole steps"
     if recipe.compiled is not None:
         return recipe.compiled, ASKED if recipe.compiled else "not made for it"
+    if wanted != "auto":
+        return wanted == "yes", f"{ASKED} (COMPILE_LAYERS)"
     if not runtime.has_tf32:
         return False, f"{runtime.device_name} is no GPU from sm_80 on"
     saved = recipe.max_steps * launches * (1 - LEFT) * math.sqrt(math.prod(LAUNCH))

@@ -55,6 +55,16 @@ def test_layers_are_compiled_where_the_run_is_long_enough_and_the_card_new_enoug
     assert chosen("T4", 1, compiled=True) == (True, "asked for") and not chosen("H100", 10**6, compiled=False)[0]
 
 
+def test_the_environment_decides_where_the_recipe_leaves_it_open(monkeypatch):
+    for wanted, compiled in (("yes", True), ("no", False)):
+        monkeypatch.setenv("COMPILE_LAYERS", wanted)
+        assert chosen("T4", 1) == chosen("H100", 10**6) == (compiled, "asked for (COMPILE_LAYERS)")
+        assert not chosen("v5e-8", 1)[0] and not chosen("H100", 10**6, compiled=False)[0]
+    monkeypatch.setenv("COMPILE_LAYERS", "maybe")
+    with pytest.raises(ValueError, match=r"COMPILE_LAYERS='maybe'.*give 'auto'"):
+        chosen("H100", 1)
+
+
 @pytest.mark.parametrize("notebook", ["legal_cot_sft", "lejepa_training", "graphmer_se"])
 def test_the_plan_of_a_long_run_compiles_and_its_forecast_knows(notebook):
     short, long = (forecasts(notebook, ("A100",), Asked(steps=steps))[0] for steps in (20, 50_000))
