@@ -9,38 +9,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveInt,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 
+from helpers.machine.runtime import Runtime
 from helpers.parameters import LARGEST, did_you_mean, expanded
-
-if TYPE_CHECKING:
-    from helpers.machine.runtime import Runtime
-
-    from .encoder import GraphMERConfig
 
 PROFILES = {path.stem: path for path in sorted(Path(__file__).with_name("profiles").glob("*.yaml"))}
 DECLARED = yaml.safe_load(PROFILES["rtx3050"].read_text(encoding="utf-8"))
-MOST_BYTES = 100_000  # of a document; a whole one has 5,000
 LEAST_ROOTS = 8
 HEAD_WEIGHT = 0.5  # of the terms that teach what wrong leaves and the ontology need
-# What a key may be, beside its declared type: one of some words; its declared value alone; above 0; at most a number.
-CHOICES = {
-    "run.mixed_precision": ("auto", "fp32", "bf16", "fp16"),
-    "hardware.device": ("auto", "cpu", "cuda", "tpu"),
-    **dict.fromkeys(("checkpointing.activation_checkpointing", "hardware.compile_layers"), ("auto", True, False)),
-    "optimizer.scheduler.name": ("cosine", "linear", "constant"),
-}
+SCHEDULE = "training_data.short_to_long_curriculum.schedule"
+# Keys that may have their declared value alone.
 FIXED = ("positional_encoding", "norm", "activation", "use_rel_attention_bias", "hgat.enabled", "hgat.relation_bias")
 FIXED += ("contrastive.enabled", "optimizer.name")
 MAY_BE_ZERO = ("seed", "warmup_steps", "gradient_accumulation_steps")  # as may every whole number that is declared as 0
 POSITIVE = ("lr", "eps", "temperature", "mask_prob", "held_out", "decay_base")
-MOST = {"dropout": 0.9, "mask_prob": 1, "held_out": 0.49, "decay_base": 0.999, "num_workers": 64, "seed": 2**32 - 1}
+SHARES = ("dropout", "mask_prob", "held_out", "decay_base")  # at most 1
 
 
 class Section(BaseModel):
@@ -51,7 +49,19 @@ class Section(BaseModel):
 
 class Stage(Section):
     steps: NonNegativeFloat  # optimizer step that the stage begins with; below 1, share of the run
-    max_seq_len: Annotated[int, Field(ge=1, le=LARGEST)]  # tokens of a sequence
+    max_seq_len: PositiveInt  # tokens of a sequence
+
+
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
+TYPES = {
+    "run.mixed_precision": Literal["auto", "fp32", "bf16", "fp16"],
+    "hardware.device": Literal["auto", "cpu", "cuda", "tpu"],
+    "hardware.compile_layers": Literal["auto", True, False],
+    "checkpointing.activation_checkpointing": Literal["auto", True, False],
+    "optimizer.scheduler.name": Literal["cosine", "linear", "constant"],
+    "optimizer.betas": tuple[DecayRate, DecayRate],
+    SCHEDULE: tuple[Stage, ...],
+}
 
 
 class Document(Section):
@@ -59,9 +69,27 @@ class Document(Section):
 
     @model_validator(mode="after")
     def _goes_together(self):
-        problems = [*_combinations(self), *_lengths(self)]
-        if problems:
-            raise ValueError("\n".join(problems))
+        model, anchor = self.model, self.encoding.leaves_per_anchor
+        if model.hidden_size % model.num_heads:
+            raise ValueError(f"{model.hidden_size=}: must be a multiple of {model.num_heads=}; change one of them")
+        least, leaves = anchor.positive + anchor.negatives, self.encoding.max_leaves_per_sequence
+        if leaves < least:
+            raise ValueError(
+                f"encoding.max_leaves_per_sequence={leaves}: the leaves of one anchor need more room; give at least {least}"
+            )
+        steps = [begin for begin, _ in self.stages()]
+        lengths = [length for _, length in self.stages()]
+        rises = steps == sorted(set(steps)) and lengths == sorted(set(lengths))
+        if not rises or steps[:1] != [0] or lengths[-1] != self.training_data.max_seq_len:
+            raise ValueError(
+                f"{SCHEDULE}: steps must begin at 0, steps and max_seq_len must rise, and the last max_seq_len must be that of "
+                "training_data"
+            )
+        if self.roots(lengths[0]) < LEAST_ROOTS:
+            raise ValueError(
+                f"max_seq_len={lengths[0]} with {leaves} leaves of {self.encoding.leaf_tokens} tokens leaves no room for code; "
+                "give a longer sequence or fewer leaves"
+            )
         return self
 
     def stages(self) -> tuple[tuple[float, int], ...]:
@@ -83,22 +111,20 @@ class Document(Section):
     def require(self, machine: Runtime) -> None:
         """Raises ValueError: the configuration asks for another device, or for chips that are not there."""
         device, cores = self.hardware.device, self.hardware.tpu_cores
-        families = {"auto": machine.family, "tpu": "xla"}
-        if families.get(device, device) != machine.family:
+        if device not in ("auto", machine.family.replace("xla", "tpu")):
             raise ValueError(
                 f"hardware.device={device!r}: this run is on {machine.device_name} ({machine.kind}); "
                 "choose that runtime, or give 'auto'"
             )
-        if cores and cores != machine.device_count:
-            remedy = f"give {machine.device_count}, or 0 for all"
-            raise ValueError(f"hardware.tpu_cores={cores}: the machine has {machine.device_count}; {remedy}")
+        if cores not in (0, machine.device_count):
+            raise ValueError(f"hardware.tpu_cores={cores}: the machine has {machine.device_count}; give 0 for all")
 
-    def graphmer_config(self, vocab_size: int, num_relations: int, **properties: Any) -> GraphMERConfig:
-        """The model's own configuration. properties: what only graph and ontology can say, such as acyclic_relations."""
+    def graphmer_config(self, vocab_size: int, num_relations: int, **properties: Any):
+        """The model's own `GraphMERConfig`. properties: what only graph and ontology can say, such as acyclic_relations."""
         from .encoder import GraphMERConfig
 
         model, ontology = self.model, self.regularizers.ontology_constraints
-        same = ("hidden_size", "intermediate_size", "dropout", "relation_dropout", "decay_base", "embedding_size")
+        same = {"hidden_size", "intermediate_size", "dropout", "relation_dropout", "decay_base", "embedding_size"}
         return GraphMERConfig(
             vocab_size=vocab_size,
             num_relations=num_relations,
@@ -108,7 +134,7 @@ class Document(Section):
             contrastive_temperature=self.regularizers.contrastive.temperature,
             triple_weight=HEAD_WEIGHT * (self.encoding.leaves_per_anchor.negatives > 0),
             scoring_weight=HEAD_WEIGHT * (ontology.antisymmetry_weight + ontology.acyclicity_weight > 0),
-            **model.model_dump(include=set(same)),
+            **model.model_dump(include=same),
             **ontology.model_dump(),
             **properties,
         )
@@ -118,56 +144,30 @@ def _declare(path: str, tree: Mapping[str, Any], base: type[Section] = Section) 
     """The section whose keys, types and defaults are those of a mapping."""
     fields = {}
     for key, value in tree.items():
-        inner = f"{path}.{key}" if path else key
+        inner = f"{path}.{key}".lstrip(".")
         if isinstance(value, dict):
             section = _declare(inner, value)
             fields[key] = (section, section())
         else:
-            fields[key] = (_type(inner, key, value), Field(value, validate_default=True))
+            fields[key] = (_type(inner, value), Field(value, validate_default=True))
     return create_model(path or "Configuration", __base__=base, **fields)
 
 
-def _type(path: str, key: str, value: Any) -> Any:
-    if key == "schedule":
-        return tuple[Stage, ...]
-    if key == "betas":
-        rate = Annotated[float, Field(ge=0, lt=1)]
-        return tuple[rate, rate]
+def _type(path: str, value: Any) -> Any:
+    """What a key may be; numbers have bounds."""
+    if path in TYPES:
+        return TYPES[path]
     if path.endswith(FIXED):
         return Literal[value]
-    if path in CHOICES:
-        return Literal[CHOICES[path]]
     if isinstance(value, bool):
         return bool
-    most = MOST.get(key, LARGEST)
     if isinstance(value, int):
-        return Annotated[int, Field(ge=0 if value == 0 or key in MAY_BE_ZERO else 1, le=most)]
-    if key in POSITIVE:
+        may_be_zero = value == 0 or path.endswith(MAY_BE_ZERO)
+        return Annotated[int, Field(ge=0 if may_be_zero else 1, le=LARGEST)]
+    most = 1 if path.endswith(SHARES) else LARGEST
+    if path.endswith(POSITIVE):
         return Annotated[float, Field(gt=0, le=most)]
     return Annotated[float, Field(ge=0, le=most)]
-
-
-def _combinations(of: Document) -> Iterator[str]:
-    model, hardware, anchor = of.model, of.hardware, of.encoding.leaves_per_anchor
-    if model.hidden_size % model.num_heads:
-        yield f"{model.hidden_size=}: must be a multiple of {model.num_heads=}; change one of them"
-    least, most = anchor.positive + anchor.negatives, of.encoding.max_leaves_per_sequence
-    if least > most:
-        yield f"encoding.max_leaves_per_sequence={most}: the leaves of one anchor need more room; give at least {least}"
-    if hardware.num_workers and hardware.device == "tpu":
-        yield f"{hardware.num_workers=} with {hardware.device=}: threads of torch_xla load data for a TPU; give 0"
-
-
-def _lengths(of: Document) -> Iterator[str]:
-    schedule, stages = "training_data.short_to_long_curriculum.schedule", of.stages()
-    if not stages or stages[0][0] or stages[-1][1] != of.training_data.max_seq_len:
-        yield f"{schedule}: must begin with a stage at steps 0 and end with one of training_data.max_seq_len"
-    if any(now[0] <= before[0] or now[1] <= before[1] for before, now in pairwise(stages)):
-        yield f"{schedule}: steps and max_seq_len must rise from stage to stage"
-    for _, length in stages:
-        if of.roots(length) < LEAST_ROOTS:
-            leaves = f"{of.encoding.max_leaves_per_sequence} leaves of {of.encoding.leaf_tokens} tokens"
-            yield f"max_seq_len={length} with {leaves} leaves no room for code; give a longer sequence or fewer leaves"
 
 
 Configuration = _declare("", DECLARED, Document)
@@ -184,18 +184,7 @@ def read_configuration(source: str | Path) -> Configuration:
     path = PROFILES.get(str(source)) or expanded("config", str(source))
     if not path.is_file():
         raise FileNotFoundError(f"config={str(source)!r}: no such file; give one, or a profile: {', '.join(PROFILES)}")
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path}: {path.stat().st_size:,} bytes are no configuration; {MOST_BYTES:,} at most")
-    return from_yaml(path.read_bytes(), str(path))
-
-
-def from_yaml(text: str | bytes, name: str = "configuration") -> Configuration:
-    """The configuration in a YAML text. Raises ValueError as `read_configuration` does, with `name` for the file."""
-    try:
-        tree = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:  # not UTF-8, a number of thousands of digits
-        raise ValueError(f"{name}: not YAML ({' '.join(str(error).split())})") from error
-    return _validate({} if tree is None else tree, f"{name}: ")
+    return _validate(_parse(path.read_bytes(), str(path)) or {}, f"{path}: ")
 
 
 def override(configuration: Configuration, changes: Mapping[str, Any]) -> Configuration:
@@ -203,45 +192,55 @@ def override(configuration: Configuration, changes: Mapping[str, Any]) -> Config
 
     All are changed before any combination is checked. Raises ValueError as `read_configuration` does.
     """
-    tree, known = configuration.model_dump(), paths(configuration)
+    tree, keys = configuration.model_dump(), paths(configuration)
     for path, value in changes.items():
-        if path not in known:
+        if path not in keys:
             raise ValueError(_unknown(path))
-        *sections, name = path.split(".")
+        *sections, key = path.split(".")
         mapping = tree
         for section in sections:
             mapping = mapping[section]
-        try:
-            mapping[name] = yaml.safe_load(value) if isinstance(value, str) else value
-        except yaml.YAMLError as error:
-            raise ValueError(f"{path}={value!r}: not YAML; give a number, a word or a list") from error
+        mapping[key] = _parse(value, f"{path}={value!r}") if isinstance(value, str) else value
     return _validate(tree, "")
 
 
-def _validate(tree: Any, before: str) -> Configuration:
+def _parse(text: str | bytes, name: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # not UTF-8, a number of thousands of digits
+        raise ValueError(f"{name}: not YAML ({' '.join(str(error).split())})") from error
+
+
+def _validate(tree: Any, prefix: str) -> Configuration:
     try:
         return Configuration.model_validate(tree)
     except ValidationError as error:
-        raise ValueError("\n".join(before + _in_words(each) for each in error.errors())) from error
+        problems = [prefix + _in_words(problem) for problem in error.errors()]
+        raise ValueError("\n".join(problems)) from error
 
 
-def _in_words(error: Mapping[str, Any]) -> str:
-    path = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden":
+def _in_words(problem: Mapping[str, Any]) -> str:
+    path = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "extra_forbidden":
         return _unknown(path)
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{path}={error['input']!r}: {message[0].lower()}{message[1:]}" if path else message
+    message = problem["msg"].removeprefix("Value error, ")
+    if not path:
+        return message
+    return f"{path}={problem['input']!r}: {message[0].lower()}{message[1:]}"
 
 
 def _unknown(path: str) -> str:
-    return f"{path}: unknown key; {did_you_mean(path, paths(Configuration()))}`to_yaml` shows all"
+    return f"{path}: unknown key; {did_you_mean(path, paths(Configuration()))}`configuration.yaml` of a run shows all"
 
 
-def paths(section: BaseModel, before: str = "") -> list[str]:
+def paths(section: BaseModel, prefix: str = "") -> list[str]:
     """The dotted path of every key."""
     keys = []
     for name, value in section:
-        keys += paths(value, f"{before}{name}.") if isinstance(value, BaseModel) else [f"{before}{name}"]
+        if isinstance(value, BaseModel):
+            keys += paths(value, f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
     return keys
 
 

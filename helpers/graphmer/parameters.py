@@ -13,30 +13,7 @@ from helpers.parameters import NO_NETWORK, SAMPLE, UPLOAD, Parameters, Source, p
 from .configuration import PROFILES, Configuration, override, read_configuration
 
 AUTO = "auto"
-PROFILE = "rtx3050"  # what "auto" begins with
 SEARCH, ENCODER = "Search", "Encoder"
-ON_A_CPU = {  # what a core trains in minutes: a small model, many triples
-    "run.max_steps": 400,
-    "run.log_interval": 20,
-    "run.eval_interval_steps": 200,
-    "run.save_interval_steps": 200,
-    "run.gradient_accumulation_steps": 1,
-    "model.hidden_size": 128,
-    "model.num_layers": 3,
-    "model.num_heads": 4,
-    "model.intermediate_size": 256,
-    "model.embedding_size": 128,
-    "model.dropout": 0.0,
-    "optimizer.lr": 1.5e-3,  # a small model bears more
-    "optimizer.scheduler.warmup_steps": 40,
-    "training_data.max_seq_len": 136,  # 96 roots and 10 leaves of 4 slots
-    "training_data.micro_batch_size": 24,
-    "training_data.short_to_long_curriculum.enabled": False,
-    "encoding.vocab_size": 6000,
-    "encoding.max_leaves_per_sequence": 10,
-    "checkpointing.activation_checkpointing": False,
-    "evaluation.max_triples": 200,
-}
 
 
 class GraphParameters(Parameters):
@@ -69,7 +46,7 @@ class GraphParameters(Parameters):
     search_steps: int = parameter(0, "Optimizer steps in which the search is tuned; 0 = 120.", group=SEARCH, low=0)
     config: str = parameter(
         AUTO,
-        "Configuration of the encoder: a YAML file or the name of a profile; 'auto' takes the profile `rtx3050` with the largest micro-batch that fits, and a small model on a CPU.",
+        "Configuration of the encoder: a YAML file or the name of a profile; 'auto' takes the profile `rtx3050` with the largest micro-batch that fits, and `cpu` on a CPU.",
         group=ENCODER,
         suggestions=(AUTO, *PROFILES),
     )
@@ -87,7 +64,7 @@ class GraphParameters(Parameters):
                 f"data_source={self.data_source!r}: must be a folder of sources, or {SAMPLE!r} "
                 "(the installed Python's standard library)"
             )
-        override(self._read("cpu", 1), parse_changes(self.changes))
+        self.on_devices("cpu", 1)
         return self
 
     def configuration(self, machine: Runtime) -> Configuration:
@@ -96,7 +73,7 @@ class GraphParameters(Parameters):
 
         Raises ValueError: a value, or a combination, that cannot be; a device that the machine has not.
         """
-        configuration = override(self._read(machine.family, machine.device_count), parse_changes(self.changes))
+        configuration = self.on_devices(machine.family, machine.device_count)
         values = {"run.seed": self.seed}
         if self.max_steps:
             values["run.max_steps"] = self.max_steps
@@ -116,24 +93,27 @@ class GraphParameters(Parameters):
         configuration.require(machine)
         return configuration
 
-    def _read(self, family: str, devices: int) -> Configuration:
+    def on_devices(self, family: str, count: int) -> Configuration:
+        """The file, the profile or what "auto" takes for so many devices of a family, with `changes`."""
+        changes = parse_changes(self.changes)
         if self.config != AUTO:
-            return read_configuration(self.config)
-        configuration = read_configuration(PROFILE)
+            return override(read_configuration(self.config), changes)
         if family == "cpu":
-            return override(configuration, ON_A_CPU)
+            return override(read_configuration("cpu"), changes)
+        configuration = read_configuration("rtx3050")
         values = {
-            "training_data.micro_batch_size": max(1, configuration.batch_size(1) // devices),
+            "training_data.micro_batch_size": max(1, configuration.batch_size(1) // count),
             "run.gradient_accumulation_steps": 0,
             "checkpointing.activation_checkpointing": AUTO,
         }
-        return override(configuration, values)
+        return override(configuration, values | changes)
 
 
 def in_precision(machine: Runtime, configuration: Configuration) -> Runtime:
     """The machine with `run.mixed_precision`. Raises ValueError: a precision that it cannot train in."""
-    wanted = configuration.run.mixed_precision
-    precision, reason = choose_precision(machine.kind, machine.device_name, machine.compute_capability, wanted)
+    precision, reason = choose_precision(
+        machine.kind, machine.device_name, machine.compute_capability, configuration.run.mixed_precision
+    )
     return dataclasses.replace(machine, precision=precision, precision_reason=reason)
 
 
@@ -141,7 +121,7 @@ def parse_changes(text: str) -> dict[str, str]:
     """`"a.b=1; c=2"` as {"a.b": "1", "c": "2"}. Raises ValueError: a part without `=`, a key twice."""
     changes = {}
     for part in filter(str.strip, text.split(";")):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
+        key, equals, value = map(str.strip, part.partition("="))
         if not key or not equals or key in changes:
             raise ValueError(
                 f"changes={text!r}: must be key=value, each key once, such as model.num_layers=6; run.seed=1"

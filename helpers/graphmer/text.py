@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKENS = ("[PAD]", "[MASK]", "[SEP]")
 PAD, MASK, SEP = range(3)  # their ids
+CHUNK = 2000  # texts that are encoded at a time
 LONGEST_TOKEN = 20  # bytes; rulers of dashes would else be entries of their own
 NAMES_ONLY = frozenset({"parameter", "variable", "field"})  # their lines are part of what they belong to
 
@@ -129,13 +131,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     )
 
 
-def encodings(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> list[Encoding]:
+def encodings(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> Iterator[Encoding]:
     """Tokens of each text and the characters that they stand for; none is added, cut or padded."""
-    backend = tokenizer.backend_tokenizer
+    backend, remaining = tokenizer.backend_tokenizer, iter(texts)
     backend.no_padding()
     backend.no_truncation()
     backend.encode_special_tokens = True
-    return backend.encode_batch(list(texts), add_special_tokens=False)
+    while chunk := list(itertools.islice(remaining, CHUNK)):
+        yield from backend.encode_batch(chunk, add_special_tokens=False)
 
 
 def identifier_tokens(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:

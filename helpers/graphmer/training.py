@@ -20,10 +20,10 @@ from helpers.plan.settings import Plan
 from helpers.train.arguments import training_arguments
 from helpers.train.trainer import TrainerMixin
 
-from .chains import HEAD_TOKENS, EncodedDocuments, LeafyChains, Relations, curriculum
+from .chains import HEAD_TOKENS, EncodedGraph, LeafyChains, curriculum
 from .configuration import Configuration
 from .encoder import GraphMERForPreTraining
-from .graph.knowledge_graph import KnowledgeGraph, read_ontology
+from .graph.knowledge_graph import KnowledgeGraph
 from .graph.splits import Splits, split_by_module
 from .text import Documents, train_tokenizer
 from .workload import run_recipe, workload
@@ -46,25 +46,22 @@ def load_corpus(graph: KnowledgeGraph, data_source: str, configuration: Configur
 
     Raises what the splits and `Documents` do.
     """
-    encoding, longest = configuration.encoding, configuration.roots(configuration.training_data.max_seq_len)
     splits = split_by_module(graph, seed=configuration.run.seed, held_out=configuration.evaluation.held_out)
     documents = Documents(graph, data_source)
-    heads = {triple.head for triple in splits.train}
+    heads = sorted({triple.head for triple in splits.train})
     modules = {graph.entities[head].module for head in heads}
     texts = [text for module, text in documents.sources.items() if module in modules]
-    tokenizer = train_tokenizer([*texts, *sorted(heads)], encoding.vocab_size)
-    sizes = {"leaf_tokens": encoding.leaf_tokens, "entity_tokens": encoding.entity_tokens}
-    encoded, relations = EncodedDocuments(documents, tokenizer, roots=longest, **sizes), Relations(read_ontology())
-    known = (*splits.train, *splits.validation, *splits.test)  # as wrong tails, true ones would be taught to be false
-    train = LeafyChains(splits.train, encoded, relations, configuration, known=known)
-    validation = LeafyChains(splits.validation, encoded, relations, configuration, known=known)
+    tokenizer = train_tokenizer(texts + heads, configuration.encoding.vocab_size)
+    encoded = EncodedGraph(documents, tokenizer, configuration)
+    train = LeafyChains(splits.train, encoded, configuration)
+    validation = LeafyChains(splits.validation, encoded, configuration)
     return Corpus(graph, splits, documents, tokenizer, train, validation)
 
 
 def new_model(configuration: Configuration, corpus: Corpus) -> GraphMERForPreTraining:
     """An untrained model; its weights follow from `run.seed`."""
     set_seed(configuration.run.seed)
-    properties = corpus.train.relations.properties
+    properties = corpus.train.encoded.relations.properties
     config = configuration.graphmer_config(len(corpus.tokenizer), max_head_tokens=HEAD_TOKENS, **properties)
     return GraphMERForPreTraining(config)
 

@@ -4,57 +4,26 @@ import functools
 from typing import Any
 
 from helpers.machine.runtime import Runtime
+from helpers.parameters import SAMPLE
 from helpers.plan.settings import Recipe
 from helpers.plan.workloads import Asked, Workload
 
 from .configuration import Configuration
+from .graph.knowledge_graph import Entity, build_graph
 from .parameters import AUTO, GraphParameters
+from .text import Documents, train_tokenizer
 
 NOTEBOOK = "graphmer_se"
 SEQUENCES = 15_000  # of the sample, Python's standard library, at 512 tokens
-RELATIONS = 30  # of the ontology, inverse ones counted
-# Fields of an `encoder.LeafyBatch` by their axes.
-FIELDS = {
-    "BS": ("root_ids", "root_segments", "root_positions"),
-    "BGL": ("leaf_ids", "mnm_labels"),
-    "BG": (
-        "leaf_segments",
-        "relation_ids",
-        "head_start",
-        "head_length",
-        "triple_labels",
-        "head_entities",
-        "tail_entities",
-    ),
-    "BM": ("mlm_positions", "mlm_labels"),
-    "BGC": ("head_text_ids", "tail_text_ids"),
-    "BGUC": ("negative_text_ids",),
-    "BGX": ("known_BGX",),
-}
 
 
 def workload(configuration: Configuration, model) -> Workload:
-    """The step on sequences of `training_data.max_seq_len` tokens, with every field that the collator gives."""
-    import torch
-
-    from .chains import mask_slots
-
-    encoding, objectives = configuration.encoding, configuration.objectives
+    """The step on sequences of `training_data.max_seq_len` tokens, as the collator makes them."""
+    chains = chains_of_one_triple(configuration)
 
     def batch(examples: int, length: int) -> dict[str, Any]:
-        roots, leaves = configuration.roots(length), encoding.max_leaves_per_sequence
-        sizes = {"B": examples, "S": roots, "G": leaves, "X": examples * leaves}
-        sizes |= {"L": encoding.leaf_tokens, "C": encoding.entity_tokens}
-        sizes["M"] = mask_slots(roots, objectives.mlm.mask_prob)
-        sizes["U"] = objectives.mnm.type_consistent_negatives + objectives.mnm.hard_negatives
-        fields = {}
-        for axes, names in FIELDS.items():
-            shape = [sizes[axis] for axis in axes]
-            fields |= {name: torch.ones(shape, dtype=torch.long) for name in names if 0 not in shape}
-        fields["root_positions"] = torch.arange(roots).expand(examples, roots).contiguous()
-        fields["triple_labels"] = fields["triple_labels"].float()
-        fields["known_BGX"] = fields["known_BGX"] > 1
-        return fields
+        sequence = chains.with_roots(configuration.roots(length))[0]
+        return chains.collate([sequence] * examples)
 
     def loss(model, fields):
         return model(**fields).loss
@@ -67,6 +36,16 @@ def workload(configuration: Configuration, model) -> Workload:
         loss=loss,
         length=configuration.training_data.max_seq_len,
     )
+
+
+def chains_of_one_triple(configuration: Configuration):
+    """The sequences of a graph with one triple and no sources, which have the fields and the sizes of any other."""
+    from .chains import EncodedGraph, LeafyChains
+
+    entities = [Entity(name, "function", name) for name in ("f", "g")]
+    graph = build_graph(entities, [("f", "calls", "g")], {"files": []})
+    tokenizer = train_tokenizer([], configuration.encoding.vocab_size)
+    return LeafyChains(graph.triples, EncodedGraph(Documents(graph, SAMPLE), tokenizer, configuration), configuration)
 
 
 def run_recipe(configuration: Configuration, sequences: int, devices: int) -> Recipe:
@@ -109,8 +88,10 @@ def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
 def _step(configuration: Configuration) -> Workload:
     import torch
 
+    from .chains import Relations
     from .encoder import GraphMERForPreTraining
 
+    properties = Relations().properties
     with torch.device("meta"):
-        model = GraphMERForPreTraining(configuration.graphmer_config(configuration.encoding.vocab_size, RELATIONS))
+        model = GraphMERForPreTraining(configuration.graphmer_config(configuration.encoding.vocab_size, **properties))
     return workload(configuration, model)

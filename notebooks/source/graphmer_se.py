@@ -283,8 +283,8 @@ from helpers.graphmer.training import load_corpus
 (run.path / "configuration.yaml").write_text(to_yaml(configuration), encoding="utf-8")
 corpus = load_corpus(asked.graph, data_source, configuration)
 triples = {split: len(getattr(corpus.splits, split)) for split in ("train", "validation", "test")}
-tables.show([triples | {"sequences": len(corpus.train)}], f"{source.source}: {corpus.splits.said}")
-example, names = corpus.train[0], corpus.train.relations.names
+tables.show([triples | {"sequences": len(corpus.train)}], f"{source.source}: {corpus.splits.reason}")
+example, names = corpus.train[0], corpus.train.encoded.relations.names
 print(corpus.tokenizer.decode(example["root_ids"][:80]), "\n")
 leaves = []
 for leaf in range(int((example["leaf_segments"] > 0).sum())):
@@ -318,7 +318,7 @@ forecast = forecasts.forecast_run(workload(configuration, model), plan, machine)
 tables.show(plan.rows(), f"{model.num_parameters():,} weights; terms of the loss: {', '.join(model.config.weights())}")
 tables.show(forecast.rows())
 questions = evaluation.draw_triples(corpus, configuration.evaluation.max_triples)
-words = evaluation.rank_tails(evaluation.Words(corpus), corpus, questions)
+words = evaluation.rank_tails(evaluation.score_words(corpus), corpus, questions)
 link_ranks = {"resolver": [1.0] * len(questions), "words": words}
 
 # %% [markdown]
@@ -338,7 +338,7 @@ measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
 untrained = new_model(configuration, corpus).to(machine.device)
 for row, of_row in {"untrained": untrained, "trained": trainer.model}.items():
-    link_ranks[row] = evaluation.rank_tails(evaluation.Encoder(of_row, corpus), corpus, questions)
+    link_ranks[row] = evaluation.rank_tails(evaluation.score_encoder(of_row, corpus), corpus, questions)
 links = search_training.verdict(link_ranks, [triple.head for triple in questions], "trained")
 tables.show(links, f"the right tail of {len(questions)} held-out triples")
 trainer.save_model(str(run.path / "model"))

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from helpers.graphmer.chains import LeafyChains, Relations, curriculum, mask_roots, mask_slots, phase_steps
+from helpers.graphmer.chains import Leaf, LeafyChains, Relations, curriculum, mask_roots, mask_slots, phase_steps
 from helpers.graphmer.configuration import override, read_configuration
 from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, read_ontology
+from helpers.graphmer.graph.knowledge_graph import UNRESOLVED
 from helpers.graphmer.text import MASK, PAD, SEP, shown_name
 from helpers.graphmer.training import load_corpus
 
@@ -20,7 +20,7 @@ from .batches import library
 pytestmark = pytest.mark.once
 
 ROOTS, LEAVES, NOTHING = 96, 12, -100
-RELATIONS = Relations(read_ontology())
+RELATIONS = Relations()
 SHORT = {  # the published configuration, with every kind of leaf and of wrong tail, on short sequences
     "training_data.max_seq_len": ROOTS + 7 * LEAVES,
     "training_data.short_to_long_curriculum.enabled": False,
@@ -39,12 +39,12 @@ class World:
         self.configuration = override(read_configuration("published"), SHORT)
         self.corpus = load_corpus(load_graph(library(folder)), str(folder), self.configuration)
         self.splits, self.encoded = self.corpus.splits, self.corpus.train.encoded
-        self.held_out = (*self.splits.validation, *self.splits.test)
+        self.known = self.splits[0] + self.splits[1] + self.splits[2]
 
     def chains(self, **changes):
         dotted = {name.replace("__", "."): value for name, value in changes.items()}
         configuration = override(self.configuration, dotted)
-        return LeafyChains(self.splits.train, self.encoded, RELATIONS, configuration, known=self.held_out)
+        return LeafyChains(self.splits.train, self.encoded, configuration)
 
     def text(self, ids) -> str:
         return self.corpus.tokenizer.decode([one for one in ids if one > SEP])
@@ -86,7 +86,7 @@ def leaves_of(batch):
 
 def document_of(chains, row, segment):
     order = np.random.default_rng([chains.seed, 0]).permutation(len(chains))
-    return chains._sequences[order[row]][segment - 1]
+    return chains.sequences[order[row]][segment - 1]
 
 
 def equal(one, other):
@@ -124,12 +124,12 @@ def test_packing_fills_sequences_and_can_be_turned_off(world, chains):
     alone = world.chains(training_data__pack_sequences=False)
     assert len(alone) > 2 * len(chains)
     assert all(alone[index]["root_segments"].max() == 1 for index in range(0, len(alone), 50))
-    for row in chains._sequences:
-        assert sum(map(chains._length, row)) <= ROOTS
-        assert sum(map(chains._count_leaves, row)) <= LEAVES
+    for row in chains.sequences:
+        assert sum(map(chains.length, row)) <= ROOTS
+        assert sum(map(chains.count_leaves, row)) <= LEAVES
     roots, leaves = (
-        sum(count(number) for row in chains._sequences for number in row) / most / len(chains)
-        for count, most in ((chains._length, ROOTS), (chains._count_leaves, LEAVES))
+        sum(count(number) for row in chains.sequences for number in row) / most / len(chains)
+        for count, most in ((chains.length, ROOTS), (chains.count_leaves, LEAVES))
     )
     assert 0.5 < max(roots, leaves) <= 1
 
@@ -157,11 +157,11 @@ def test_leaves_are_true_triples_of_training_or_wrong_ones_of_no_part(world, epo
 def test_wrong_tails_are_of_an_admitted_type_and_hard_ones_are_near_the_right_one(world, chains):
     entities, encoded, draw = world.encoded.entities, world.encoded, random.Random(0)
     true_looks, near = defaultdict(set), {"hard": Counter(), "type_consistent": Counter()}
-    for head, relation, tail in directed(world, (*world.splits.train, *world.held_out)):
+    for head, relation, tail in directed(world, world.known):
         true_looks[head, relation].add(encoded.leaf_ids_EL[tail].tobytes())
     for head, relation, tail in sorted(directed(world, world.splits.train))[::3]:
         for kind, counted in near.items():
-            wrong = getattr(chains.sampler, kind)(draw, head, relation, tail)
+            wrong = getattr(encoded, kind)(draw, Leaf(1, 0, 1, head, relation, tail, True))
             if wrong is not None:
                 assert entities[wrong].type in RELATIONS.tail_types[relation]
                 assert entities[wrong].status != UNRESOLVED
@@ -240,7 +240,7 @@ def test_an_anchor_has_at_most_so_many_true_and_wrong_leaves(world, positives, n
 
 def test_known_tails_of_the_batch_are_what_a_loop_finds(world, chains):
     batch = chains.collate([chains[index] for index in range(10)])
-    known = directed(world, (*world.splits.train, *world.held_out))
+    known = directed(world, world.known)
     fields = ("head_entities", "tail_entities", "relation_ids")
     heads, tails, relations = (batch[name].flatten().tolist() for name in fields)
     expected = torch.zeros(len(tails), len(tails), dtype=torch.bool)
@@ -259,7 +259,7 @@ def test_identifiers_are_masked_whole_and_80_10_10():
     draw, fates = np.random.default_rng(0), Counter()
     for _ in range(200):
         ids, segments = draw.integers(3, 50, 96), np.repeat([1, 2, 0], 32)
-        options = {"mask_prob": 0.3, "identifiers_V": identifiers, "vocab_size": 50, "generator": draw}
+        options = {"mask_prob": 0.3, "identifiers_V": identifiers, "generator": draw}
         found = mask_roots(ids, segments, **options)
         hidden, places, labels = found["root_ids"], found["mlm_positions"], found["mlm_labels"]
         chosen = set(places[labels != NOTHING].tolist())

@@ -95,8 +95,8 @@ def test_modules_of_the_same_content_stay_together():
 def test_units_that_are_too_few_give_way_to_smaller_ones_and_the_splits_say_so():
     graph = random_graph(modules=2, functions=30)  # one package
     splits = split_by_module(graph, seed=0)
-    assert splits.said == "held out by definition (61 of them): by package they would be too few or too large"
+    assert splits.reason == "held out by definition (61 of them): by package they would be too few or too large"
     units = [{triple.head.partition("(")[0] for triple in part} for part in parts(splits).values()]
     mirrored = {triple.head for triple in graph.triples if triple.relation == "called_by"}
     assert not (units[0] - mirrored) & (units[1] | units[2])
-    assert split_by_module(random_graph(), seed=0).said == "held out by package (20 of them)"
+    assert split_by_module(random_graph(), seed=0).reason == "held out by package (20 of them)"

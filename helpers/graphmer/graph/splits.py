@@ -7,7 +7,7 @@ Held out are whole units of source: a triple belongs to the unit of its head. Ta
 import hashlib
 import random
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import NamedTuple
 
 from scipy.cluster.hierarchy import DisjointSet
@@ -15,7 +15,7 @@ from scipy.cluster.hierarchy import DisjointSet
 from .knowledge_graph import DEFINED, KnowledgeGraph, Triple
 
 UNITS = ("package", "module", "definition")  # from large to small; a definition is one of a module's outermost level
-_EMPTY = hashlib.sha256(b"").hexdigest()  # of every empty __init__.py
+EMPTY = hashlib.sha256(b"").hexdigest()  # of every empty __init__.py
 
 
 class Splits(NamedTuple):
@@ -24,7 +24,7 @@ class Splits(NamedTuple):
     train: tuple[Triple, ...]
     validation: tuple[Triple, ...]
     test: tuple[Triple, ...]
-    said: str  # by which unit, and why
+    reason: str  # by which unit, and why
 
 
 def split_by_module(graph: KnowledgeGraph, *, seed: int, held_out: float = 0.1) -> Splits:
@@ -41,60 +41,67 @@ def split_by_module(graph: KnowledgeGraph, *, seed: int, held_out: float = 0.1) 
     Raises ValueError: no unit that is small enough.
     """
     triples = list(graph.resolved())
-    pairs: dict[frozenset[str], list[Triple]] = defaultdict(list)
-    for triple in triples:
-        pairs[frozenset((triple.head, triple.tail))].append(triple)
+    pairs = [frozenset((triple.head, triple.tail)) for triple in triples]
     for unit in UNITS:
-        unit_of = _units(graph, unit)
-        sizes = Counter(unit_of.get(triple.head, "") for triple in triples)
-        part_of, parts = _draw(sizes, held_out, seed), ([], [], [])
-        for group in pairs.values():
-            parts[min(part_of[unit_of.get(triple.head, "")] for triple in group)].extend(group)
+        unit_of = _find_units(graph, unit)
+        units = [unit_of.get(triple.head, "") for triple in triples]
+        sizes = Counter(units)
+        part_of_unit = _draw(sizes, held_out, seed)
+        part_of_pair: dict[frozenset[str], int] = {}
+        for pair, name in zip(pairs, units, strict=True):
+            part_of_pair[pair] = min(part_of_pair.get(pair, 2), part_of_unit[name])
+        parts = [], [], []
+        for triple, pair in zip(triples, pairs, strict=True):
+            parts[part_of_pair[pair]].append(triple)
         if all(parts):
             why = "" if unit == UNITS[0] else f": by {UNITS[0]} they would be too few or too large"
-            return Splits(*(tuple(sorted(part)) for part in parts), f"held out by {unit} ({len(sizes):,} of them){why}")
+            return Splits(*map(tuple, parts), f"held out by {unit} ({len(sizes):,} of them){why}")
     raise ValueError(
         f"held_out={held_out}: {len(triples):,} triples, too few to hold some out by {' or '.join(UNITS)}; give more sources, or "
         "raise held_out"
     )
 
 
-def _units(graph: KnowledgeGraph, unit: str) -> dict[str, str]:
+def _find_units(graph: KnowledgeGraph, unit: str) -> dict[str, str]:
     """Unit of each entity that the sources define."""
     defined = [entity for entity in graph.entities.values() if entity.status == DEFINED]
-    around = {triple.tail: triple.head for triple in graph.triples if triple.relation == "contains"}
-    names = {entity.module: entity.module for entity in defined}
+    unit_of = {entity.module: entity.module for entity in defined}
     if unit == "package":
-        for module in names:
-            while names[module] in around:
-                names[module] = around[names[module]]
-    first = _joined_units(graph, names)
-    units = {entity.id: first[names[entity.module]] for entity in defined}
-    if unit == "definition":
-        for entity in defined:
-            inside = entity.id.removeprefix(f"{entity.module}.")
-            if inside != entity.id:
-                units[entity.id] += f".{re.split('[.(]', inside, maxsplit=1)[0]}"
+        containers = {triple.tail: triple.head for triple in graph.triples if triple.relation == "contains"}
+        for module in unit_of:
+            while unit_of[module] in containers:
+                unit_of[module] = containers[unit_of[module]]
+    _join_equal_files(graph, unit_of)
+    units = {}
+    for entity in defined:
+        units[entity.id] = unit_of[entity.module]
+        inside = entity.id.removeprefix(f"{entity.module}.")
+        if unit == "definition" and inside != entity.id:
+            units[entity.id] += "." + re.split("[.(]", inside)[0]
     return units
 
 
-def _joined_units(graph: KnowledgeGraph, names: dict[str, str]) -> dict[str, str]:
-    """Units that share a file, directly or through others, are the first of them. names: unit of each module."""
-    units = DisjointSet(names.values())
+def _join_equal_files(graph: KnowledgeGraph, unit_of: dict[str, str]) -> None:
+    """Makes one unit, the first of them, of those that share a file, directly or through others. unit_of: of each module."""
+    joined = DisjointSet(unit_of.values())
     unit_of_content: dict[str, str] = {}
     for file in graph.manifest["files"]:
-        if file["module"] in names and file["sha256"] != _EMPTY:
-            unit = names[file["module"]]
-            units.merge(unit, unit_of_content.setdefault(file["sha256"], unit))
-    return {unit: min(joined) for joined in units.subsets() for unit in joined}
+        if file["module"] in unit_of and file["sha256"] != EMPTY:
+            unit = unit_of[file["module"]]
+            joined.merge(unit, unit_of_content.setdefault(file["sha256"], unit))
+    for module, unit in unit_of.items():
+        unit_of[module] = min(joined.subset(unit))
 
 
 def _draw(sizes: Counter, held_out: float, seed: int) -> dict[str, int]:
     """Unit -> 0 train, 1 validation, 2 test. Shuffled units fill test, then validation; too large a one goes on."""
     names = sorted(sizes)
     random.Random(seed).shuffle(names)
-    missing, part_of = {2: held_out * sizes.total(), 1: held_out * sizes.total(), 0: float("inf")}, {}
+    room = held_out * sizes.total()
+    rooms = {2: room, 1: room, 0: float("inf")}
+    part_of = {}
     for name in names:
-        part_of[name] = next(part for part, size in missing.items() if sizes[name] <= size)
-        missing[part_of[name]] -= sizes[name]
+        part = next(part for part, room in rooms.items() if sizes[name] <= room)
+        rooms[part] -= sizes[name]
+        part_of[name] = part
     return part_of
