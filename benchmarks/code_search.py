@@ -172,7 +172,7 @@ def tune(minilm: Path, folder: Path, seed: int):
     encoder = load_sentence_encoder(str(minilm), max_seq_length=CODE_TOKENS)
     training.freeze_lower_half(encoder)
     machine = runtime.detect(False, "fp32")
-    plan = planner.plan(training.search_recipe(), training.search_workload(encoder, "graphmer_se"), machine)
+    plan = planner.plan(training.search_recipe(), training.search_workload(encoder), machine)
     rows = in_batches(parts.training, batch_size=plan.batch_size, steps=plan.max_steps, seed=seed)
     dev = in_batches(parts.dev, batch_size=plan.batch_size, steps=4, seed=seed)
     loss = MultipleNegativesRankingLoss(encoder)

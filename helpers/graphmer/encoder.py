@@ -57,9 +57,15 @@ class GraphMERConfig(PretrainedConfig):
 
     def weights(self) -> dict[str, float]:
         """Weight of every term of the loss that is not 0."""
-        weights = {"mlm": 1.0, "mnm": 1.0, "triple": self.triple_weight, "contrastive": 1.0}
-        weights |= {"scoring": self.scoring_weight, "antisymmetry": self.antisymmetry_weight}
-        weights["acyclicity"] = self.acyclicity_weight
+        weights = {
+            "mlm": 1.0,
+            "mnm": 1.0,
+            "triple": self.triple_weight,
+            "contrastive": 1.0,
+            "scoring": self.scoring_weight,
+            "antisymmetry": self.antisymmetry_weight,
+            "acyclicity": self.acyclicity_weight,
+        }
         return {term: weight for term, weight in weights.items() if weight}
 
 
@@ -108,13 +114,15 @@ def distances(root_count: int, head_start_BG: Tensor, leaf_tokens: int) -> Tenso
     """
     (B, G), S, L = head_start_BG.shape, root_count, leaf_tokens
     token_N = torch.arange(S + G * L, device=head_start_BG.device, dtype=torch.int32)
-    is_slot_N, leaf_N = token_N >= S, (token_N - S).div(L, rounding_mode="floor")
-    slot_N = token_N - S - leaf_N * L
-    root_BN = torch.cat([token_N[:S].expand(B, S), head_start_BG.to(torch.int32).repeat_interleave(L, dim=1)], dim=1)
-    steps_NN = is_slot_N[:, None].to(torch.int32) + is_slot_N
-    apart_BNN = (root_BN[:, :, None] - root_BN[:, None, :]).abs() + steps_NN
-    one_leaf_NN = (leaf_N[:, None] == leaf_N) & is_slot_N[:, None]
-    return torch.where(one_leaf_NN, (slot_N[:, None] - slot_N).abs().clamp(max=2), apart_BNN)
+    is_slot_N = token_N >= S
+    slot_root_BK = head_start_BG.to(torch.int32).repeat_interleave(L, dim=1)
+    root_BN = torch.cat([token_N[:S].expand(B, S), slot_root_BK], dim=1)
+    between_roots_BNN = (root_BN[:, :, None] - root_BN[:, None, :]).abs()
+    to_roots_NN = is_slot_N[:, None].to(torch.int32) + is_slot_N
+    leaf_N = (token_N - S).div(L, rounding_mode="floor")
+    one_leaf_NN = is_slot_N & (leaf_N[:, None] == leaf_N)
+    within_leaf_NN = (token_N[:, None] - token_N).abs().clamp(max=2)
+    return torch.where(one_leaf_NN, within_leaf_NN, between_roots_BNN + to_roots_NN)
 
 
 class Decay(nn.Module):
@@ -148,6 +156,11 @@ def segment_bias(segment_BN: Tensor) -> Tensor:
     return torch.where(same_BNN, 0.0, MASKED)[:, None]
 
 
+def of_relation(table_RX: Tensor, relation_BG: Tensor) -> Tensor:
+    """The row of each relation [B, G, X]; padding reads as relation 1, and what comes of it must not be counted."""
+    return nn.functional.embedding((relation_BG - 1).clamp(min=0), table_RX)
+
+
 class RelationBias(nn.Module):
     """A learned number for each relation and attention head, on the logits between a leaf and the roots of its head."""
 
@@ -157,14 +170,13 @@ class RelationBias(nn.Module):
 
     def forward(self, batch: LeafyBatch) -> Tensor:
         """[B, A, N, N]; 0 everywhere else."""
-        S, L, relation_BG = batch.root_ids.shape[1], batch.leaf_ids.shape[2], batch.relation_ids
-        bias_BGA = nn.functional.embedding((relation_BG - 1).clamp(min=0), self.weight) * (relation_BG > 0)[..., None]
-        offset_BGS = torch.arange(S, device=relation_BG.device) - batch.head_start[..., None]
-        head_BGS = (offset_BGS >= 0) & (offset_BGS < batch.head_length[..., None])
-        bias_BAGS = bias_BGA.transpose(1, 2)[..., None] * head_BGS[:, None]
-        bias_BAKS = bias_BAGS.repeat_interleave(L, dim=2)
-        upward = nn.functional.pad(bias_BAKS, (0, bias_BAKS.shape[2], S, 0))
-        return upward + upward.transpose(-1, -2)
+        S, (G, L) = batch.root_ids.shape[1], batch.leaf_ids.shape[1:]
+        bias_BGA = of_relation(self.weight, batch.relation_ids) * (batch.relation_ids > 0)[..., None]
+        place_BGS = torch.arange(S, device=bias_BGA.device) - batch.head_start[..., None]
+        is_head_BGS = (place_BGS >= 0) & (place_BGS < batch.head_length[..., None])
+        bias_BAGS = bias_BGA.transpose(1, 2)[..., None] * is_head_BGS[:, None]
+        upward_BANN = nn.functional.pad(bias_BAGS.repeat_interleave(L, dim=2), (0, G * L, S, 0))
+        return upward_BANN + upward_BANN.transpose(-1, -2)
 
 
 class HGAT(nn.Module):
@@ -185,18 +197,18 @@ class HGAT(nn.Module):
         """What is added to the leaves [B, G, L, D]; 0 where there is no relation or no head token."""
         weight_RDD = nn.functional.dropout(self.weight, self.dropout, self.training)
         attention_R2D = nn.functional.dropout(self.attention, self.dropout, self.training)
-        index_BG = (relation_BG - 1).clamp(min=0)
-        query_R2D = (attention_R2D @ weight_RDD).flatten(1)
-        query_BG2D = nn.functional.embedding(index_BG, query_R2D).unflatten(-1, (2, -1))
+        query_R2D = attention_R2D @ weight_RDD
+        query_BG2D = of_relation(query_R2D.flatten(1), relation_BG).unflatten(-1, (2, -1))
         tail_BGL = (leaf_BGLD * query_BG2D[:, :, :1]).sum(-1)
         head_BGH = (head_BGHD * query_BG2D[:, :, 1:]).sum(-1)
         score_BGLH = nn.functional.leaky_relu(tail_BGL[..., None] + head_BGH[:, :, None], 0.01)
         score_BGLH = score_BGLH.masked_fill(~head_mask_BGH[:, :, None], torch.finfo(score_BGLH.dtype).min)
         alpha_BGLH = torch.softmax(score_BGLH, dim=-1).to(head_BGHD.dtype)
         sums_PLD = (alpha_BGLH @ head_BGHD).flatten(0, 1)
-        update_BGLD = relation_product(sums_PLD, index_BG.flatten(), weight_RDD).view(leaf_BGLD.shape)
-        update_BGLD = update_BGLD + nn.functional.embedding(index_BG, self.bias)[:, :, None]
-        return update_BGLD * ((relation_BG > 0) & head_mask_BGH.any(dim=-1))[:, :, None, None]
+        update_BGLD = relation_product(sums_PLD, relation_BG.flatten(), weight_RDD).view(leaf_BGLD.shape)
+        update_BGLD = update_BGLD + of_relation(self.bias, relation_BG)[:, :, None]
+        has_head_BG = (relation_BG > 0) & head_mask_BGH.any(dim=-1)
+        return update_BGLD * has_head_BG[:, :, None, None]
 
 
 # ---- the transformer
@@ -347,37 +359,6 @@ def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return mean_where(torch.logsumexp(logits.float(), dim=-1) - chosen, labels != IGNORED)
 
 
-@dataclass
-class Candidates:
-    """Tails that a leaf's right one stands against: those of the whole batch, and wrong ones of its own."""
-
-    tails_BGE: Tensor
-    entities_BG: Tensor
-    known_BGX: Tensor
-    wrong_BGUE: Tensor | None
-    wrong_BGU: Tensor | None  # which of the wrong ones there are
-
-
-def contrastive_loss(queries_BGE, counted_BG, candidates: Candidates, temperature: float) -> Tensor:
-    """InfoNCE: the right tail among the candidates.
-
-    No candidates are tails without an entity, other copies of the right one, and tails that are known to be right as well.
-    """
-    entities_P = candidates.entities_BG.flatten()
-    scores_PX = (queries_BGE.flatten(0, 1) @ candidates.tails_BGE.flatten(0, 1).T).float() / temperature
-    true_P = scores_PX.diagonal()
-    own_PX = torch.eye(len(entities_P), dtype=torch.bool, device=entities_P.device)
-    same_PX = entities_P[:, None] == entities_P
-    excluded_PX = (entities_P < 0) | same_PX | candidates.known_BGX.flatten(0, 1)
-    scores_PX = scores_PX.masked_fill(excluded_PX & ~own_PX, MASKED)
-    if candidates.wrong_BGUE is not None:
-        wrong_BGU = (candidates.wrong_BGUE @ queries_BGE[..., None]).squeeze(-1).float() / temperature
-        wrong_PU = wrong_BGU.masked_fill(~candidates.wrong_BGU, MASKED).flatten(0, 1)
-        scores_PX = torch.cat((scores_PX, wrong_PU), dim=1)
-    counted_P = (counted_BG & (candidates.entities_BG >= 0)).flatten()
-    return mean_where(torch.logsumexp(scores_PX, dim=1) - true_P, counted_P)
-
-
 class GraphMERForPreTraining(GraphMERPreTrainedModel):
     """The encoder with a head for each term of the loss that has a weight."""
 
@@ -434,24 +415,39 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
 
     def _entity_terms(self, batch: LeafyBatch, states: GraphMEROutput) -> dict[str, Tensor]:
         """The right tail among others: asked for by a masked leaf, and by head and relation; and what the ontology forbids."""
-        wrong_BGUE = wrong_BGU = None
-        if batch.negative_text_ids is not None:
-            wrong_BGUE = self.entities(batch.negative_text_ids)
-            wrong_BGU = (batch.negative_text_ids != self.config.pad_token_id).any(-1)
+        wrong_BGUE = None if batch.negative_text_ids is None else self.entities(batch.negative_text_ids)
         tails_BGE = self.entities(batch.tail_text_ids)
-        candidates = Candidates(tails_BGE, batch.tail_entities, batch.known_BGX, wrong_BGUE, wrong_BGU)
-        temperature = self.config.contrastive_temperature
         masked_BG = (batch.mnm_labels != IGNORED).any(-1)
-        terms = {"contrastive": contrastive_loss(self.queries(states), masked_BG, candidates, temperature)}
+        terms = {"contrastive": self.contrastive_loss(batch, self.queries(states), masked_BG, tails_BGE, wrong_BGUE)}
         if self.ontology is None:
             return terms
         true_BG = (batch.relation_ids > 0) & (batch.tail_entities >= 0) & (batch.triple_labels != 0)
         heads_PE, tails_PE = self.entities(batch.head_text_ids).flatten(0, 1), tails_BGE.flatten(0, 1)
         relation_P, true_P = batch.relation_ids.flatten(), true_BG.flatten()
         expected_BGE = self.ontology.expected_tails(heads_PE, relation_P).view_as(tails_BGE)
-        terms["scoring"] = contrastive_loss(expected_BGE, true_BG, candidates, temperature)
+        terms["scoring"] = self.contrastive_loss(batch, expected_BGE, true_BG, tails_BGE, wrong_BGUE)
         head_P, tail_P = batch.head_entities.flatten(), batch.tail_entities.flatten()
         return terms | self.ontology(heads_PE, tails_PE, relation_P, head_P, tail_P, true_P)
+
+    def contrastive_loss(self, batch: LeafyBatch, queries_BGE, counted_BG, tails_BGE, wrong_BGUE) -> Tensor:
+        """InfoNCE: the right tail among those of the whole batch, and the wrong ones of its own leaf.
+
+        Not among them are tails without an entity, other copies of the right one, and tails that are known to be right as well.
+        """
+        temperature, entities_P = self.config.contrastive_temperature, batch.tail_entities.flatten()
+        scores_PX = (queries_BGE.flatten(0, 1) @ tails_BGE.flatten(0, 1).T).float() / temperature
+        true_P = scores_PX.diagonal()
+        same_PX = entities_P[:, None] == entities_P
+        excluded_PX = (entities_P < 0) | same_PX | batch.known_BGX.flatten(0, 1)
+        own_PX = torch.eye(len(entities_P), dtype=torch.bool, device=entities_P.device)
+        scores_PX = scores_PX.masked_fill(excluded_PX & ~own_PX, MASKED)
+        if wrong_BGUE is not None:
+            wrong_BGU = (wrong_BGUE @ queries_BGE[..., None]).squeeze(-1).float() / temperature
+            absent_BGU = (batch.negative_text_ids == self.config.pad_token_id).all(-1)
+            wrong_PU = wrong_BGU.masked_fill(absent_BGU, MASKED).flatten(0, 1)
+            scores_PX = torch.cat((scores_PX, wrong_PU), dim=1)
+        counted_P = counted_BG.flatten() & (entities_P >= 0)
+        return mean_where(torch.logsumexp(scores_PX, dim=1) - true_P, counted_P)
 
 
 def _at(states_BSD: Tensor, place_BM: Tensor) -> Tensor:

@@ -25,12 +25,12 @@ def mean_where(values: Tensor, counted: Tensor) -> Tensor:
 
 
 def relation_product(vectors_PLD: Tensor, relation_P: Tensor, weight_RDD: Tensor) -> Tensor:
-    """W_r v for each of the L vectors of each leaf [P, L, D]; relations from 0.
+    """W_r v for each of the L vectors of each leaf [P, L, D]; relations from 1, and 0 of relation 0.
 
     A copy of W_r for each leaf would be P D^2 numbers. All R products have shapes that depend on no value: XLA compiles them once.
     """
     total_PLD = torch.zeros_like(vectors_PLD)
-    for relation, weight_DD in enumerate(weight_RDD.unbind()):
+    for relation, weight_DD in enumerate(weight_RDD.unbind(), 1):
         total_PLD = total_PLD + (vectors_PLD @ weight_DD.T) * (relation_P == relation)[:, None, None]
     return total_PLD
 
@@ -50,9 +50,8 @@ class OntologyTerms(nn.Module):
         self.register_buffer("forbidden_2R", forbidden_2R)
 
     def expected_tails(self, heads_PE: Tensor, relation_P: Tensor) -> Tensor:
-        """M_r h as unit vectors [P, E]; relation 0 reads as 1, and what comes of it must not be counted."""
-        index_P = (relation_P - 1).clamp(min=0)
-        return unit(relation_product(heads_PE[:, None], index_P, self.weight).squeeze(1))
+        """M_r h as unit vectors [P, E]; 0 of relation 0."""
+        return unit(relation_product(heads_PE[:, None], relation_P, self.weight).squeeze(1))
 
     def forward(self, heads_PE, tails_PE, relation_P, head_P, tail_P, true_P) -> dict[str, Tensor]:
         """The terms antisymmetry and acyclicity. head_P, tail_P: numbers of entities; true_P: leaves that are true triples.
@@ -61,16 +60,13 @@ class OntologyTerms(nn.Module):
         """
         other_P = self.other_leaves(tail_P)
         third_PE, third_P = tails_PE.index_select(0, other_P), tail_P.index_select(0, other_P)
-        forward_P = self.scores(heads_PE, tails_PE, relation_P)
-        pair = [forward_P, self.scores(tails_PE, heads_PE, relation_P)]
-        cycle = [
-            forward_P,
-            self.scores(tails_PE, third_PE, relation_P),
-            self.scores(third_PE, heads_PE, relation_P),
-        ]
+        there_P = self.scores(heads_PE, tails_PE, relation_P)
+        back_P = self.scores(tails_PE, heads_PE, relation_P)
+        onward_P = self.scores(tails_PE, third_PE, relation_P)
+        around_P = self.scores(third_PE, heads_PE, relation_P)
+        pair, cycle = [there_P, back_P], [there_P, onward_P, around_P]
         distinct_P = true_P & (head_P != tail_P)
-        antisymmetric_P = distinct_P & (self.forbidden_2R[0][relation_P] > 0)
-        acyclic_P = distinct_P & (self.forbidden_2R[1][relation_P] > 0)
+        antisymmetric_P, acyclic_P = distinct_P & self.forbidden_2R[:, relation_P].bool()
         three_P = acyclic_P & (third_P >= 0) & (third_P != tail_P) & (third_P != head_P)
         return {
             "antisymmetry": cycle_loss(pair, antisymmetric_P),
@@ -81,9 +77,9 @@ class OntologyTerms(nn.Module):
         return (self.expected_tails(heads_PE, relation_P) * tails_PE).sum(-1)
 
     def other_leaves(self, tail_P: Tensor) -> Tensor:
-        order_P = torch.arange(len(tail_P), device=tail_P.device)
-        shift = torch.randint(1, max(len(order_P), 2), (1,), device=order_P.device) if self.training else 1
-        return (order_P + shift) % len(order_P)
+        count, device = len(tail_P), tail_P.device
+        shift = torch.randint(1, max(count, 2), (1,), device=device) if self.training else 1
+        return (torch.arange(count, device=device) + shift) % count
 
 
 def cycle_loss(scores: list[Tensor], counted_P: Tensor) -> Tensor:

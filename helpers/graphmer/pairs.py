@@ -6,6 +6,7 @@ in_batches(rows, ...)          the rows of a run in the order in which they are 
 """
 
 import ast
+import itertools
 import random
 import re
 import sysconfig
@@ -21,6 +22,7 @@ from datasets import Dataset
 from helpers.data.listing import list_files
 
 LEAST_WORDS, MOST_WORDS = 4, 40  # of a question; "See above." asks for nothing
+MOST_PAIRS = 300  # of one package
 MOST_BYTES = 1_000_000  # of a source file
 LEAST_HELD_OUT, MOST_HELD_OUT = 40, 100  # pairs of a package that is held out
 LEFT_OUT = frozenset({"test", "tests", "testing", "testsuite", "idle_test", "conftest"})
@@ -50,23 +52,21 @@ def definitions(folder: str | Path) -> list[Definition]:
     Files that do not parse are passed over. Names begin with the folder's own, but in the standard library.
     """
     root = Path(folder).expanduser().resolve()
-    everything = []
-    for path in _files(root):
-        everything += _read_file(path, root)
-    return everything
+    found = []
+    for path in list_sources(root):
+        found += _read_file(path, root)
+    return found
 
 
-def _files(root: Path) -> list[Path]:
-    files = []
+def list_sources(root: Path) -> list[Path]:
+    """Python files below a folder, but tests, copies of other packages and what is hidden."""
+    sources = []
     for path in sorted(list_files(root, None, source=str(root)).files):
         parts = path.relative_to(root).with_suffix("").parts
-        if (
-            path.suffix == ".py"
-            and LEFT_OUT.isdisjoint(parts)
-            and not any(part.startswith((".", "test_")) for part in parts)
-        ):
-            files.append(path)
-    return files
+        is_hidden_or_test = any(part.startswith((".", "test_")) for part in parts)
+        if path.suffix == ".py" and LEFT_OUT.isdisjoint(parts) and not is_hidden_or_test:
+            sources.append(path)
+    return sources
 
 
 def _read_file(path: Path, root: Path) -> list[Definition]:
@@ -98,16 +98,17 @@ def _read_body(node: ast.AST, owner: str, lines: list[str]) -> Iterator[Definiti
 
 def _without_docstring(node: ast.AST, lines: list[str]) -> str:
     """Source lines without those of the docstring; of a class the lines between its methods' bodies."""
-    left_out: set[int] = set()
+    left_out = []  # (line of the header, first statement, last statement)
     if ast.get_docstring(node, clean=False) is not None:
-        left_out |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1)) - {node.lineno}
+        left_out.append((node, node.body[0], node.body[0]))
     if isinstance(node, ast.ClassDef):
-        for child in node.body:
-            if isinstance(child, DEFINITIONS):
-                left_out |= set(range(child.body[0].lineno, child.end_lineno + 1)) - {child.lineno}
+        left_out += [(child, child.body[0], child) for child in node.body if isinstance(child, DEFINITIONS)]
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    kept = [lines[number - 1] for number in range(first, node.end_lineno + 1) if number not in left_out]
-    return textwrap.dedent("\n".join(kept))
+    code = dict(enumerate(lines[first - 1 : node.end_lineno], first))
+    for header, start, end in left_out:
+        for number in range(max(start.lineno, header.lineno + 1), end.end_lineno + 1):
+            code.pop(number, None)
+    return textwrap.dedent("\n".join(code.values()))
 
 
 def first_sentence(docstring: str) -> str:
@@ -127,32 +128,34 @@ def installed_packages() -> list[Path]:
     return [STANDARD_LIBRARY, *sorted(path.parent for path in site.glob("*/__init__.py"))]
 
 
-def pairs(folders: Sequence[str | Path], *, most: int = 300, total: int = 0, seed: int = 0) -> Dataset:
+def pairs(folders: Sequence[str | Path], *, total: int = 6_000, seed: int = 0) -> Dataset:
     """question, code and package of documented definitions of these folders, each folder a package.
 
-    most: pairs of one package. Its files are read in an order drawn with `seed`, until there are so many. A question or a code
-        that was there before is passed over.
-    total: pairs after which no further package is read; 0 reads all. The first folder is read first, the others in a drawn order.
+    Files of a package are read in an order drawn with `seed`, until there are `MOST_PAIRS`. A question or a code that was there
+    before is passed over.
+
+    total: pairs after which no further package is read. The first folder is read first, the others in a drawn order.
     """
-    rows, seen, draw = [], set(), random.Random(seed)
+    draw = random.Random(seed)
     first, *others = folders
-    if total:
-        draw.shuffle(others)
+    draw.shuffle(others)
+    rows, seen = [], set()
     for folder in (first, *others):
-        if total and len(rows) >= total:
-            break
         root = Path(folder).expanduser().resolve()
-        files = _files(root)
+        files = list_sources(root)
         draw.shuffle(files)
-        taken = []
+        package = []
         for path in files:
-            for one in _read_file(path, root):
-                if asks(one.sentence) and one.sentence not in seen and one.code not in seen:
-                    seen |= {one.sentence, one.code}
-                    taken.append({"question": one.sentence, "code": one.text, "package": root.name})
-            if len(taken) >= most:
+            for definition in _read_file(path, root):
+                texts = {definition.sentence, definition.code}
+                if asks(definition.sentence) and seen.isdisjoint(texts):
+                    seen |= texts
+                    package.append({"question": definition.sentence, "code": definition.text, "package": root.name})
+            if len(package) >= MOST_PAIRS:
                 break
-        rows += taken[:most]
+        rows += package[:MOST_PAIRS]
+        if len(rows) >= total:
+            break
     return Dataset.from_list(rows)
 
 
@@ -169,24 +172,24 @@ def hold_out(rows: Dataset, *, dev: int, test: int, seed: int = 0) -> Pairs:
 
     Raises ValueError for too few packages.
     """
-    groups = _by_package(rows)
-    enough = [name for name in groups if len(groups[name]) >= LEAST_HELD_OUT and name != rows[0]["package"]]
+    places = _by_package(rows)
+    own = rows[0]["package"]
+    enough = [name for name in places if len(places[name]) >= LEAST_HELD_OUT and name != own]
     if len(enough) <= dev + test:
         raise ValueError(
             f"only {len(enough)} packages beside yours have {LEAST_HELD_OUT} pairs, and {dev + test} are held out: install some"
         )
     chosen = random.Random(seed).sample(enough, dev + test)
-    training = [place for name in groups if name not in chosen for place in groups[name]]
-    for_dev = [place for name in chosen[:dev] for place in groups[name][:MOST_HELD_OUT]]
-    for_test = [place for name in chosen[dev:] for place in groups[name][:MOST_HELD_OUT]]
-    return Pairs(rows.select(training), rows.select(for_dev), rows.select(for_test))
+    held_out = [places.pop(name)[:MOST_HELD_OUT] for name in chosen]
+    parts = places.values(), held_out[:dev], held_out[dev:]
+    return Pairs(*(rows.select(list(itertools.chain(*part))) for part in parts))
 
 
 def _by_package(rows: Dataset) -> dict[str, list[int]]:
-    groups: dict[str, list[int]] = defaultdict(list)
+    places: dict[str, list[int]] = defaultdict(list)
     for place, package in enumerate(rows["package"]):
-        groups[package].append(place)
-    return groups
+        places[package].append(place)
+    return places
 
 
 def in_batches(rows: Dataset, *, batch_size: int, steps: int, seed: int) -> Dataset:
@@ -199,17 +202,18 @@ def in_batches(rows: Dataset, *, batch_size: int, steps: int, seed: int) -> Data
     """
     if len(rows) < batch_size:
         raise ValueError(f"batch_size={batch_size}: there are only {len(rows)} pairs; add packages, or lower it")
-    draw, groups = random.Random(seed), _by_package(rows)
-    small = []
-    for name in list(groups):
-        if len(groups[name]) < batch_size:
-            small += groups.pop(name)
+    groups, small = {}, []
+    for name, places in _by_package(rows).items():
+        if len(places) < batch_size:
+            small += places
+        else:
+            groups[name] = places
     if len(small) >= batch_size:
         groups["small packages"] = small
-    names, waiting, order = list(groups), defaultdict(list), []
-    weights = [len(groups[name]) for name in names]
+    draw, waiting, order = random.Random(seed), defaultdict(list), []
+    sizes = [len(places) for places in groups.values()]
     for _ in range(steps):
-        [name] = draw.choices(names, weights)
+        [name] = draw.choices(list(groups), sizes)
         if len(waiting[name]) < batch_size:
             waiting[name] = draw.sample(groups[name], len(groups[name]))
         order += waiting[name][-batch_size:]

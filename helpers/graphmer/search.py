@@ -75,40 +75,26 @@ def embed(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray:
 
 
 class CodeSearch:
-    """Ranks definitions for a question by BM25, and by an encoder where there is one.
+    """Ranks definitions, of which there are names and texts, for a question by BM25."""
 
-    names, texts: of each definition. vectors_ND: what the encoder `model` makes of the texts.
-    """
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        texts: Sequence[str],
-        model: SentenceTransformer | None = None,
-        vectors_ND: np.ndarray | None = None,
-    ):
+    def __init__(self, names: Sequence[str], texts: Sequence[str]):
         self.by_name, self.by_text = index_texts(names), index_texts(texts)
-        self.model, self.vectors_ND = model, vectors_ND
 
     def scores(self, question: str) -> np.ndarray:
-        """[N]: the z-scores of both BM25 and of the cosine, weighed and added up.
+        """[N]: the z-scores of BM25 over sources and over names, weighed and added up."""
+        words_of_question = words(question)
+        text_N, name_N = self.by_text.scores(words_of_question), self.by_name.scores(words_of_question)
+        return standardise(text_N) + NAME_WEIGHT * standardise(name_N)
 
-        Minus infinity is the score of what cannot be an answer: of everything if the question has no word, and, without an
-        encoder, of a definition that has no word of the question.
-        """
-        asked = words(question)
-        if not asked:
-            return np.full(self.by_text.count, -np.inf)
-        if self.model is None:
-            has_a_word_N = self.by_text.scores(asked) + self.by_name.scores(asked) > 0
-            return np.where(has_a_word_N, self.lexical_scores(question), -np.inf)
-        [question_D] = embed(self.model, [question])
-        return self.lexical_scores(question) + DENSE_WEIGHT * standardise(self.vectors_ND @ question_D)
+    def matches(self, question: str) -> np.ndarray:
+        """[N]: whether a definition has a word of the question."""
+        words_of_question = words(question)
+        return self.by_text.scores(words_of_question) + self.by_name.scores(words_of_question) > 0
 
-    def lexical_scores(self, question: str) -> np.ndarray:
-        """[N]: the z-scores of BM25 over sources and over names."""
-        asked = words(question)
-        return standardise(self.by_text.scores(asked)) + NAME_WEIGHT * standardise(self.by_name.scores(asked))
+
+def fuse(lexical_N: np.ndarray, cosine_N: np.ndarray) -> np.ndarray:
+    """[N]: scores of BM25 with the cosine of question and definition."""
+    return lexical_N + DENSE_WEIGHT * standardise(cosine_N)
 
 
 def search(
@@ -133,17 +119,17 @@ def search(
     documents = Documents(graph, repository)
     texts = [documents.text(definition.id) for definition in definitions]
     names = [definition.id for definition in definitions]
-    encoder = vectors_ND = None
+    lexical = CodeSearch(names, texts)
+    scores_N, matches_N = lexical.scores(question), lexical.matches(question)
     if model is not None:
         encoder = _load(model)
-        vectors_ND = _keep_vectors(encoder, texts)
-    scores_N = CodeSearch(names, texts, encoder, vectors_ND).scores(question)
+        [question_D] = embed(encoder, [question])
+        scores_N = fuse(scores_N, _keep_vectors(encoder, texts) @ question_D)
+        matches_N[:] = bool(words(question))
     hits = []
-    for place in np.argsort(-scores_N, kind="stable")[:most]:
-        if np.isfinite(scores_N[place]):
-            definition = definitions[place]
-            score = round(float(scores_N[place]), 2)
-            hits.append(Hit(definition.id, definition.type, score, graph.place(definition)))
+    for place in np.argsort(np.where(matches_N, -scores_N, np.inf), kind="stable")[: min(most, matches_N.sum())]:
+        definition, score = definitions[place], round(float(scores_N[place]), 2)
+        hits.append(Hit(definition.id, definition.type, score, graph.place(definition)))
     return hits
 
 

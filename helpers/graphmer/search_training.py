@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from datasets import Dataset
+from scipy.stats import rankdata
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
-from sentence_transformers.base.sampler import DefaultBatchSampler
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from torch.utils.data import SequentialSampler
 
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Plan, Recipe
@@ -28,31 +27,25 @@ from helpers.show.intervals import bootstrap
 from helpers.train.arguments import training_arguments
 from helpers.train.sentence_encoder import SentenceEncoderTrainer
 
-from .search import CODE_TOKENS, DENSE_WEIGHT, CodeSearch, embed, standardise
+from .search import CODE_TOKENS, CodeSearch, embed, fuse
 
+NOTEBOOK = "graphmer_se"
 BATCH, STEPS, LEARNING_RATE = 32, 120, 1e-4
 
 
-def freeze_lower_half(model: SentenceTransformer) -> int:
-    """Freezes all but the upper half of the layers; returns how many weights go on learning."""
+def freeze_lower_half(model: SentenceTransformer) -> None:
+    """Freezes all but the upper half of the layers."""
     stacks = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
     layers = max(stacks, key=len)
     model.requires_grad_(False)
-    for layer in layers[len(layers) // 2 :]:
-        layer.requires_grad_(True)
-    return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    layers[len(layers) // 2 :].requires_grad_(True)
 
 
-def in_order(dataset, **options):
-    """For `SentenceTransformerTrainingArguments(batch_sampler=in_order)`: rows in their order, which makes the batches."""
-    return DefaultBatchSampler(SequentialSampler(dataset), **options)
-
-
-def search_recipe(steps: int = 0, batch_size: int = 0, learning_rate: float = 0.0) -> Recipe:
-    """120 steps of 32 pairs unless something else is asked for; a micro-batch is a batch, since it holds the wrong answers."""
+def search_recipe(steps: int = 0) -> Recipe:
+    """120 steps of 32 pairs; a micro-batch is a batch, since it holds the wrong answers."""
     return Recipe(
-        batch_size=batch_size or BATCH,
-        learning_rate=learning_rate or LEARNING_RATE,
+        batch_size=BATCH,
+        learning_rate=LEARNING_RATE,
         max_steps=steps or STEPS,
         sequence_length=CODE_TOKENS,
         warmup_fraction=0.1,
@@ -62,7 +55,7 @@ def search_recipe(steps: int = 0, batch_size: int = 0, learning_rate: float = 0.
     )
 
 
-def search_workload(model: SentenceTransformer, notebook: str) -> Workload:
+def search_workload(model: SentenceTransformer) -> Workload:
     """The training step for the planner: a question and a code for each pair."""
 
     def batch(examples: int, length: int) -> list[dict[str, torch.Tensor]]:
@@ -74,7 +67,7 @@ def search_workload(model: SentenceTransformer, notebook: str) -> Workload:
 
     loss = MultipleNegativesRankingLoss(model)
     return Workload(
-        notebook=notebook, name="sentence encoder", model=loss, batch=batch, loss=step_loss, length=CODE_TOKENS
+        notebook=NOTEBOOK, name="sentence encoder", model=loss, batch=batch, loss=step_loss, length=CODE_TOKENS
     )
 
 
@@ -96,10 +89,17 @@ def new_search_trainer(
     overrides: fields of `SentenceTransformerTrainingArguments`.
     """
     interval = max(1, plan.max_steps // 4)
-    fields = {"logging_steps": max(1, interval // 4), "eval_steps": interval, "save_steps": interval}
-    fields |= {"batch_sampler": in_order, "per_device_eval_batch_size": plan.micro_batch_size}
-    fields |= overrides
-    arguments = training_arguments(plan, runtime, output_dir, cls=SentenceTransformerTrainingArguments, **fields)
+    arguments = training_arguments(
+        plan,
+        runtime,
+        output_dir,
+        cls=SentenceTransformerTrainingArguments,
+        logging_steps=max(1, interval // 4),
+        eval_steps=interval,
+        save_steps=interval,
+        per_device_eval_batch_size=plan.micro_batch_size,
+        **overrides,
+    )
     return SentenceEncoderTrainer(
         model,
         length=CODE_TOKENS,
@@ -124,21 +124,19 @@ def rank_questions(model: SentenceTransformer, held_out: Dataset) -> dict[str, n
         rows = held_out.select(np.flatnonzero(packages == package))
         codes, questions = list(rows["code"]), list(rows["question"])
         names = [code.partition("\n")[0] for code in codes]
+        search = CodeSearch(names, codes)
         cosines_QN = embed(model, questions) @ embed(model, codes).T
-        lexical = CodeSearch(names, codes)
-        for place, question in enumerate(questions):
-            lexical_N = lexical.lexical_scores(question)
-            fused_N = lexical_N + DENSE_WEIGHT * standardise(cosines_QN[place])
-            ranks["BM25"].append(reciprocal_rank(lexical_N, place))
-            ranks["encoder"].append(reciprocal_rank(cosines_QN[place], place))
-            ranks["fused"].append(reciprocal_rank(fused_N, place))
+        for place, (question, cosine_N) in enumerate(zip(questions, cosines_QN, strict=True)):
+            lexical_N = search.scores(question)
+            fused_N = fuse(lexical_N, cosine_N)
+            for name, scores_N in (("BM25", lexical_N), ("encoder", cosine_N), ("fused", fused_N)):
+                ranks[name].append(reciprocal_rank(scores_N, place))
     return {name: np.array(values) for name, values in ranks.items()}
 
 
 def reciprocal_rank(scores_N: np.ndarray, right: int) -> float:
     """Of the candidate `right`; equal scores share the mean of their ranks."""
-    above, equal = (scores_N > scores_N[right]).sum(), (scores_N == scores_N[right]).sum()
-    return float(1 / (above + (equal + 1) / 2))
+    return float(1 / rankdata(-scores_N)[right])
 
 
 def choose_row(ranks: Mapping[str, Sequence[float]]) -> str:
@@ -150,7 +148,7 @@ def verdict(rows: Mapping[str, Sequence[float]], groups: Sequence[str], best: st
     """MRR of each row, and how far the row `best` is above it, with a 95 % interval: a bootstrap over groups of questions."""
     table = []
     for name, ranks_Q in rows.items():
-        difference_Q = np.asarray(rows[best]) - np.asarray(ranks_Q)
-        above = "" if name == best else str(bootstrap(np.mean, difference_Q, groups=groups))
+        interval = bootstrap(np.mean, np.subtract(rows[best], ranks_Q), groups=groups)
+        above = "" if name == best else str(interval)
         table.append({"row": name, "MRR": round(float(np.mean(ranks_Q)), 3), f"{best} above it (95 %)": above})
     return table

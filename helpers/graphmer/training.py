@@ -68,15 +68,15 @@ def new_model(configuration: Configuration, corpus: Corpus) -> GraphMERForPreTra
 
 def make_plan(configuration: Configuration, model: GraphMERForPreTraining, corpus: Corpus, machine: Runtime) -> Plan:
     """The configuration as a plan: what the configuration says is not chosen again."""
-    run, hardware = configuration.run, configuration.hardware
+    run, workers = configuration.run, configuration.hardware.num_workers
     recipe = run_recipe(configuration, len(corpus.train), machine.device_count)
     plan = planner.plan(recipe, workload(configuration, model), machine)
     steps = "run.max_steps" if run.max_steps else f"{run.epochs} epochs of {len(corpus.train):,} sequences"
     reasons = {"max_steps": steps}
     if recipe.gradient_checkpointing is not None:
         reasons["gradient_checkpointing"] = "checkpointing.activation_checkpointing"
-    if hardware.num_workers:
-        plan = dataclasses.replace(plan, dataloader_workers=hardware.num_workers)
+    if workers and machine.family != "xla":  # where threads of torch_xla load data, and forked workers hang
+        plan = dataclasses.replace(plan, dataloader_workers=workers)
         reasons["dataloader_workers"] = "hardware.num_workers"
     return dataclasses.replace(plan, reasons=plan.reasons | reasons)
 
@@ -86,7 +86,6 @@ class GraphTrainer(TrainerMixin, Trainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._sums: dict[str, torch.Tensor] = {}
         self._reset_sums()
 
     def _reset_sums(self) -> None:
@@ -110,9 +109,9 @@ class GraphTrainer(TrainerMixin, Trainer):
     def log(self, logs: dict, start_time: float | None = None) -> None:
         if "loss" in logs:  # with the mean of each term over the batches of all processes since the last log
             means = {name: float(total) / max(1, self._batches) for name, total in self._sums.items()}
-            everywhere = ranks.gather(means)
-            terms = {name: round(sum(rank[name] for rank in everywhere) / len(everywhere), 6) for name in means}
-            logs = logs | terms
+            processes = ranks.gather(means)
+            for name in means:
+                logs[name] = round(sum(process[name] for process in processes) / len(processes), 6)
             self._reset_sums()
         super().log(logs, start_time)
 
@@ -130,9 +129,6 @@ def new_trainer(
 ) -> GraphTrainer:
     """The trainer of a run of exactly `plan.max_steps` optimizer steps."""
     run, optimizer = configuration.run, configuration.optimizer
-    if run.deterministic and runtime.kind != "xla":  # which repeats itself as it is
-        # Kernels that give the same bits again, for this process; transformers' `full_determinism` makes each launch wait.
-        torch.use_deterministic_algorithms(True)
     batch = min(plan.per_device_batch_size, len(corpus.validation) // plan.device_count)
     if not batch:
         raise ValueError(

@@ -15,9 +15,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
-from sentence_transformers.base.sampler import DefaultBatchSampler
 from torch import nn
-from torch.utils.data import SequentialSampler
 
 from helpers.lejepa import parameters
 from helpers.lejepa.data import Example
@@ -107,10 +105,6 @@ class LeJEPATrainer(SentenceEncoderTrainer):
     def __init__(self, model: SentenceTransformer, **kwargs) -> None:
         _embed_in_parts(kwargs["loss"], kwargs["args"])
         super().__init__(model=model, **kwargs)
-
-    def get_batch_sampler(self, dataset, batch_size, drop_last, valid_label_columns=None, generator=None, seed=0):
-        """The rows as they stand: `pairs` has drawn them batch by batch."""
-        return DefaultBatchSampler(SequentialSampler(dataset), batch_size=batch_size, drop_last=drop_last)
 
     def seed_step(self) -> None:
         if self.runtime.kind == "xla" and hasattr(self.loss, "means"):

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers.base.sampler import DefaultBatchSampler
+from torch.utils.data import SequentialSampler
 
 from helpers.data import hub
 from helpers.machine import attention, xla
@@ -161,6 +163,10 @@ class SentenceEncoderTrainer(TrainerMixin, SentenceTransformerTrainer):
 
     def add_model_card_callback(self, default_args_dict) -> None:
         """No callback: the stock one counts the tokens of a thousand texts and prints some of them on the card."""
+
+    def get_batch_sampler(self, dataset, batch_size, drop_last, valid_label_columns=None, generator=None, seed=0):
+        """The rows as they stand: a room draws them batch by batch."""
+        return DefaultBatchSampler(SequentialSampler(dataset), batch_size=batch_size, drop_last=drop_last)
 
     def get_train_dataloader(self):
         return self.engine.loader(super().get_train_dataloader())

@@ -148,7 +148,7 @@ from helpers.graphmer.search import CODE_TOKENS
 from helpers.plan import settings as planner
 from helpers.train.sentence_encoder import load_sentence_encoder
 
-everything = pairs([folder_of(data_source), *installed_packages()], total=6_000, seed=params.seed)
+everything = pairs([folder_of(data_source), *installed_packages()], seed=params.seed)
 parts = hold_out(everything, dev=2, test=4, seed=params.seed)
 packages = {split: sorted(set(getattr(parts, split)["package"])) for split in parts._fields}
 counts = {"pairs": len(parts.training), "packages": len(packages["training"])}
@@ -160,7 +160,7 @@ encoder = load_sentence_encoder(
 )
 search_training.freeze_lower_half(encoder)
 recipe = search_training.search_recipe(params.search_steps)
-search_plan = planner.plan(recipe, search_training.search_workload(encoder, "graphmer_se"), machine)
+search_plan = planner.plan(recipe, search_training.search_workload(encoder), machine)
 if machine.kind in ("cuda", "xla"):
     encoder = encoder.to(machine.device)
 start = {split: search_training.rank_questions(encoder, getattr(parts, split)) for split in ("dev", "test")}

@@ -92,9 +92,9 @@ def sequence(tmp_path_factory):
     """The first sequence that a configuration makes of a small library, as bytes."""
     folder = str(library(tmp_path_factory.mktemp("library")))
     corpus = load_corpus(load_graph(folder), folder, override(BASE, {"encoding.vocab_size": 1000}))
-    made_of = (corpus.splits.train, corpus.train.encoded, corpus.train.relations)
+    made_of = (corpus.splits.train, corpus.train.encoded)
     return lambda of: {
-        name: field.tobytes() for name, field in LeafyChains(*made_of, of, known=corpus.splits.train)[0].items()
+        name: field.tobytes() for name, field in LeafyChains(*made_of, of)[0].items()
     }
 
 
