@@ -90,11 +90,6 @@ class Relations:
 # ---- masks
 
 
-def mask_slots(roots: int, mask_prob: float) -> int:
-    """M: room for the roots that are masked in a sequence of `roots`."""
-    return max(1, math.ceil(round(roots * mask_prob, 6)))
-
-
 def mask_roots(
     ids_S: np.ndarray,
     segments_S: np.ndarray,
@@ -125,7 +120,7 @@ def mask_roots(
     fate_S = np.full(len(ids_S), 2.0)
     fate_S[:used] = fates[span_S]
     places = np.flatnonzero(fate_S < 1)
-    slots = mask_slots(len(ids_S), mask_prob)
+    slots = max(1, math.ceil(round(len(ids_S) * mask_prob, 6)))
     places_M, labels_M = np.zeros(slots, np.int64), np.full(slots, IGNORED, np.int64)
     places_M[: len(places)] = places
     labels_M[: len(places)] = ids_S[places]
@@ -160,8 +155,6 @@ class EncodedGraph:
             self.true_tails[head, relation].add(tail)
         leaves = encodings(tokenizer, map(leaf_text, self.entities))
         self.leaf_ids_EL = _pad([[*leaf.ids, SEP] for leaf in leaves], encoding.leaf_tokens)
-        # The same number for all entities whose leaves have the same tokens.
-        _, self.readings = np.unique(self.leaf_ids_EL, axis=0, return_inverse=True)
         texts = encodings(tokenizer, map(entity_text, self.entities))
         self.text_ids_EC = _pad([text.ids[-encoding.entity_tokens :] for text in texts], encoding.entity_tokens)
         self._encode_documents(documents, configuration.roots(configuration.training_data.max_seq_len))
@@ -208,12 +201,13 @@ class EncodedGraph:
         return self.type_consistent(draw, leaf) if wrong is None else wrong
 
     def _draw(self, draw: random.Random, pool: list[int], leaf: Leaf) -> int | None:
-        true_tails = self.true_tails.get((leaf.head, leaf.relation), ())
-        true_readings = self.readings[[leaf.tail, *true_tails]]
+        true_tails = self.true_tails[leaf.head, leaf.relation]
+        true_ids = self.leaf_ids_EL[list(true_tails)]
         types = self.relations.tail_types[leaf.relation]
         for _ in range(TRIES if pool else 0):
             wrong = draw.choice(pool)
-            if self.readings[wrong] not in true_readings and self.entities[wrong].type in types:
+            reads_true = (true_ids == self.leaf_ids_EL[wrong]).all(axis=1).any()
+            if not reads_true and self.entities[wrong].type in types:
                 return wrong
         return None
 

@@ -6,12 +6,12 @@ Filtered ranking as PyKEEN's RankBasedEvaluator has it: other true tails are lef
 """
 
 import random
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
+from .chains import EncodedGraph
 from .encoder import GraphMERForPreTraining
 from .graph.knowledge_graph import UNKNOWN, UNRESOLVED, Triple
 from .search import index_texts, words
@@ -20,7 +20,7 @@ from .text import shown_name
 from .training import Corpus
 
 BATCH = 256  # texts of a forward pass
-Scorer = Callable[[list[str], str, list[str]], Sequence[np.ndarray]]  # heads, relation, candidates -> [X] for each head
+Scorer = Callable[[list[int], int, list[int]], list[np.ndarray]]  # heads, relation, candidates -> [X] for each head
 
 
 def draw_triples(corpus: Corpus, most: int) -> list[Triple]:
@@ -32,40 +32,37 @@ def draw_triples(corpus: Corpus, most: int) -> list[Triple]:
 
 def rank_tails(scorer: Scorer, corpus: Corpus, triples: Sequence[Triple]) -> np.ndarray:
     """Reciprocal ranks [Q] of the right tail among all entities that the relation admits."""
-    true_tails: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for head, relation, tail in corpus.graph.resolved():
-        true_tails[head, relation].add(tail)
-    ranks = {}
-    for relation in {triple.relation for triple in triples}:
-        questions = [triple for triple in triples if triple.relation == relation]
-        candidates = admitted_tails(corpus, relation)
-        for triple, scores in zip(
-            questions, scorer([triple.head for triple in questions], relation, candidates), strict=True
-        ):
-            scores_X = np.array(scores, np.float64)
-            others = true_tails[triple.head, relation] - {triple.tail}
+    encoded, ranks = corpus.train.encoded, {}
+    for name in {triple.relation for triple in triples}:
+        questions = [triple for triple in triples if triple.relation == name]
+        heads = [encoded.number[triple.head] for triple in questions]
+        relation = encoded.relations.id(name)
+        candidates = admitted_tails(encoded, relation)
+        for triple, head, scores in zip(questions, heads, scorer(heads, relation, candidates), strict=True):
+            scores_X, tail = np.array(scores, np.float64), encoded.number[triple.tail]
+            others = encoded.true_tails[head, relation] - {tail}
             scores_X[np.isin(candidates, list(others))] = -np.inf
-            ranks[triple] = reciprocal_rank(scores_X, candidates.index(triple.tail))
+            ranks[triple] = reciprocal_rank(scores_X, candidates.index(tail))
     return np.array([ranks[triple] for triple in triples])
 
 
-def admitted_tails(corpus: Corpus, relation: str) -> list[str]:
+def admitted_tails(encoded: EncodedGraph, relation: int) -> list[int]:
     """Entities of the relation's range, of unknown type, and the few tails that the graph has against the ontology."""
-    relations = corpus.train.encoded.relations
-    types = {*relations.tail_types[relations.id(relation)], UNKNOWN}
-    tails = {triple.tail for triple in corpus.graph.resolved() if triple.relation == relation}
-    for entity in corpus.graph.entities.values():
+    types = encoded.relations.tail_types[relation] | {UNKNOWN}
+    tails = {tail for (_, other), tails in encoded.true_tails.items() if other == relation for tail in tails}
+    for number, entity in enumerate(encoded.entities):
         if entity.type in types and entity.status != UNRESOLVED:
-            tails.add(entity.id)
+            tails.add(number)
     return sorted(tails)
 
 
 def score_words(corpus: Corpus) -> Scorer:
     """BM25 of the candidates' names with the head's source as the question: what costs nothing."""
+    names = [entity.id for entity in corpus.train.encoded.entities]
 
-    def score(heads: list[str], relation: str, candidates: list[str]) -> list[np.ndarray]:
-        index = index_texts([shown_name(name) for name in candidates])
-        return [index.scores(words(corpus.documents.text(head))) for head in heads]
+    def score(heads: list[int], relation: int, candidates: list[int]) -> list[np.ndarray]:
+        index = index_texts([shown_name(names[number]) for number in candidates])
+        return [index.scores(words(corpus.documents.text(names[head]))) for head in heads]
 
     return score
 
@@ -74,20 +71,19 @@ def score_words(corpus: Corpus) -> Scorer:
 def score_encoder(model: GraphMERForPreTraining, corpus: Corpus) -> Scorer:
     """Cosine of what a masked leaf of the relation asks for at the head's document and of each name."""
     model.eval()
-    chains, encoded = corpus.validation, corpus.validation.encoded
-    parts = torch.from_numpy(encoded.text_ids_EC).split(BATCH)
+    parts = torch.from_numpy(corpus.validation.encoded.text_ids_EC).split(BATCH)
     # One by one, since XLA would make one program of all.
-    entities_NE = torch.cat([model.entities(part.to(model.device)).cpu() for part in parts]).numpy()
+    entities = [model.entities(part.to(model.device)).cpu() for part in parts]
+    entities_NE = torch.cat(entities).numpy()
 
     @torch.no_grad()
-    def score(heads: list[str], relation: str, candidates: list[str]) -> list[np.ndarray]:
-        candidates_XE = entities_NE[[encoded.number[name] for name in candidates]]
+    def score(heads: list[int], relation: int, candidates: list[int]) -> list[np.ndarray]:
         scores = []
         for head in heads:
-            fields = chains.query(encoded.number[head], encoded.relations.id(relation))
+            fields = corpus.validation.query(head, relation)
             states = model(**{name: field.to(model.device) for name, field in fields.items()})
             query_E = model.queries(states)[0, 0].cpu().numpy()
-            scores.append(candidates_XE @ query_E)
+            scores.append(entities_NE[candidates] @ query_E)
         return scores
 
     return score

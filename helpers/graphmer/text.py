@@ -144,9 +144,7 @@ def encodings(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> Itera
 def identifier_tokens(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """Which tokens are part of an identifier or number, bool [V]; neighbours of this kind are of one identifier."""
     words_V = np.zeros(len(tokenizer), dtype=bool)
-    for token, index in tokenizer.get_vocab().items():
-        # The alphabet writes the bytes 0-32 and 127 as the characters 256-289, other ASCII as itself; above are letters.
-        first = token[0]
-        is_other = first.isascii() and not (first.isalnum() or first == "_")
-        words_V[index] = index >= len(SPECIAL_TOKENS) and not is_other and not 256 <= ord(first) <= 289
+    for token in range(len(SPECIAL_TOKENS), len(tokenizer)):
+        first = tokenizer.decode([token])[0]  # what is no ASCII is a letter, or a byte of one
+        words_V[token] = first.isalnum() or first == "_" or not first.isascii()
     return words_V

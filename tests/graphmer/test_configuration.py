@@ -93,9 +93,7 @@ def sequence(tmp_path_factory):
     folder = str(library(tmp_path_factory.mktemp("library")))
     corpus = load_corpus(load_graph(folder), folder, override(BASE, {"encoding.vocab_size": 1000}))
     made_of = (corpus.splits.train, corpus.train.encoded)
-    return lambda of: {
-        name: field.tobytes() for name, field in LeafyChains(*made_of, of)[0].items()
-    }
+    return lambda of: {name: field.tobytes() for name, field in LeafyChains(*made_of, of)[0].items()}
 
 
 def effects(of: configuration.Configuration) -> list:

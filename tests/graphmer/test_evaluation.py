@@ -29,8 +29,9 @@ def corpus(tmp_path_factory):
 
 
 def test_ranks_leave_other_right_answers_out_and_share_equal_scores(corpus):
-    def length(heads, relation, names):
-        return [[len(name) % 5 for name in names]] * len(heads)
+    def length(heads, relation, candidates):
+        entities = corpus.train.encoded.entities
+        return [[len(entities[number].id) % 5 for number in candidates]] * len(heads)
 
     triples = evaluation.draw_triples(corpus, 30)
     found = evaluation.rank_tails(length, corpus, triples)
