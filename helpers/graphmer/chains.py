@@ -117,6 +117,8 @@ def mask_roots(
         if lengths[span] <= missing:
             missing -= lengths[span]
             fates[span] = generator.random()
+        if not missing:
+            break
     fate_S = np.full(len(ids_S), 2.0)
     fate_S[:used] = fates[span_S]
     places = np.flatnonzero(fate_S < 1)
@@ -155,6 +157,7 @@ class EncodedGraph:
             self.true_tails[head, relation].add(tail)
         leaves = encodings(tokenizer, map(leaf_text, self.entities))
         self.leaf_ids_EL = _pad([[*leaf.ids, SEP] for leaf in leaves], encoding.leaf_tokens)
+        self.leaves = [ids_L.tobytes() for ids_L in self.leaf_ids_EL]  # which are equal for entities that read alike
         texts = encodings(tokenizer, map(entity_text, self.entities))
         self.text_ids_EC = _pad([text.ids[-encoding.entity_tokens :] for text in texts], encoding.entity_tokens)
         self._encode_documents(documents, configuration.roots(configuration.training_data.max_seq_len))
@@ -201,13 +204,11 @@ class EncodedGraph:
         return self.type_consistent(draw, leaf) if wrong is None else wrong
 
     def _draw(self, draw: random.Random, pool: list[int], leaf: Leaf) -> int | None:
-        true_tails = self.true_tails[leaf.head, leaf.relation]
-        true_ids = self.leaf_ids_EL[list(true_tails)]
+        true_leaves = {self.leaves[tail] for tail in self.true_tails[leaf.head, leaf.relation]}
         types = self.relations.tail_types[leaf.relation]
         for _ in range(TRIES if pool else 0):
             wrong = draw.choice(pool)
-            reads_true = (true_ids == self.leaf_ids_EL[wrong]).all(axis=1).any()
-            if not reads_true and self.entities[wrong].type in types:
+            if self.leaves[wrong] not in true_leaves and self.entities[wrong].type in types:
                 return wrong
         return None
 
@@ -407,15 +408,15 @@ class LeafyChains(Dataset):
     def collate(self, examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
         """A batch, with known_BGX [B, G, B G]: in-batch tail x is also true for this leaf's head and relation."""
         batch = default_collate(examples)
-        tails_BG = batch["tail_entities"]
+        tails_X = batch["tail_entities"].flatten().numpy()
         heads = batch["head_entities"].flatten().tolist()
         relations = batch["relation_ids"].flatten().tolist()
         rows = []
         for question in zip(heads, relations, strict=True):
-            rows.append(np.isin(tails_BG.flatten(), list(self.encoded.true_tails.get(question, ()))))
+            rows.append(np.isin(tails_X, list(self.encoded.true_tails.get(question, ()))))
         known_XX = np.stack(rows)
         np.fill_diagonal(known_XX, False)
-        batch["known_BGX"] = torch.from_numpy(known_XX).view(*tails_BG.shape, -1)
+        batch["known_BGX"] = torch.from_numpy(known_XX).view(*batch["tail_entities"].shape, -1)
         return batch
 
 

@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForPreTraining, PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -135,7 +136,7 @@ class Decay(nn.Module):
     def forward(self, distance_BNN: Tensor) -> Tensor:
         """[B, A, N, N] in fp32."""
         shifted = torch.sqrt(distance_BNN.float() + 1)[:, None] - self.offset.float()[:, None, None]
-        return torch.exp(math.log(self.base) * nn.functional.gelu(shifted))
+        return torch.exp(math.log(self.base) * F.gelu(shifted))
 
 
 def alibi(position_BN: Tensor, heads: int) -> Tensor:
@@ -158,7 +159,7 @@ def segment_bias(segment_BN: Tensor) -> Tensor:
 
 def of_relation(table_RX: Tensor, relation_BG: Tensor) -> Tensor:
     """The row of each relation [B, G, X]; padding reads as relation 1, and what comes of it must not be counted."""
-    return nn.functional.embedding((relation_BG - 1).clamp(min=0), table_RX)
+    return F.embedding((relation_BG - 1).clamp(min=0), table_RX)
 
 
 class RelationBias(nn.Module):
@@ -175,7 +176,7 @@ class RelationBias(nn.Module):
         place_BGS = torch.arange(S, device=bias_BGA.device) - batch.head_start[..., None]
         is_head_BGS = (place_BGS >= 0) & (place_BGS < batch.head_length[..., None])
         bias_BAGS = bias_BGA.transpose(1, 2)[..., None] * is_head_BGS[:, None]
-        upward_BANN = nn.functional.pad(bias_BAGS.repeat_interleave(L, dim=2), (0, G * L, S, 0))
+        upward_BANN = F.pad(bias_BAGS.repeat_interleave(L, dim=2), (0, G * L, S, 0))
         return upward_BANN + upward_BANN.transpose(-1, -2)
 
 
@@ -195,13 +196,13 @@ class HGAT(nn.Module):
 
     def forward(self, leaf_BGLD, head_BGHD, head_mask_BGH, relation_BG) -> Tensor:
         """What is added to the leaves [B, G, L, D]; 0 where there is no relation or no head token."""
-        weight_RDD = nn.functional.dropout(self.weight, self.dropout, self.training)
-        attention_R2D = nn.functional.dropout(self.attention, self.dropout, self.training)
+        weight_RDD = F.dropout(self.weight, self.dropout, self.training)
+        attention_R2D = F.dropout(self.attention, self.dropout, self.training)
         query_R2D = attention_R2D @ weight_RDD
         query_BG2D = of_relation(query_R2D.flatten(1), relation_BG).unflatten(-1, (2, -1))
         tail_BGL = (leaf_BGLD * query_BG2D[:, :, :1]).sum(-1)
         head_BGH = (head_BGHD * query_BG2D[:, :, 1:]).sum(-1)
-        score_BGLH = nn.functional.leaky_relu(tail_BGL[..., None] + head_BGH[:, :, None], 0.01)
+        score_BGLH = F.leaky_relu(tail_BGL[..., None] + head_BGH[:, :, None], 0.01)
         score_BGLH = score_BGLH.masked_fill(~head_mask_BGH[:, :, None], torch.finfo(score_BGLH.dtype).min)
         alpha_BGLH = torch.softmax(score_BGLH, dim=-1).to(head_BGHD.dtype)
         sums_PLD = (alpha_BGLH @ head_BGHD).flatten(0, 1)
@@ -227,7 +228,7 @@ class Attention(nn.Module):
         query, key, value = self.inward(x_BND).view(B, N, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
         logits = (query * (D // self.heads) ** -0.5) @ key.transpose(-1, -2)
         share = torch.softmax(logits * decay_BANN + bias_BANN, dim=-1).to(value.dtype)  # the decay makes it fp32
-        mixed = nn.functional.dropout(share, self.dropout, self.training) @ value
+        mixed = F.dropout(share, self.dropout, self.training) @ value
         return self.outward(mixed.transpose(1, 2).reshape(B, N, D))
 
 
@@ -241,7 +242,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BND):
         value, gate = self.up(x_BND).chunk(2, dim=-1)
-        return self.down(nn.functional.silu(gate) * value)
+        return self.down(F.silu(gate) * value)
 
 
 def new_norm(config: GraphMERConfig) -> nn.RMSNorm:
@@ -391,7 +392,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         return GraphMEROutput(loss=loss, terms=terms, root_states=states.root_states, leaf_states=states.leaf_states)
 
     def token_logits(self, states: Tensor) -> Tensor:  # [..., V]
-        return nn.functional.linear(states, self.encoder.embedding.weight, self.token_bias)
+        return F.linear(states, self.encoder.embedding.weight, self.token_bias)
 
     def entities(self, text_ids: Tensor) -> Tensor:
         """Unit vectors [..., E] of entities' texts [..., C]."""
@@ -409,7 +410,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         if self.triple_head is not None:
             logits_BG = self.triple_head(states.leaf_states[:, :, 0]).squeeze(-1).float()
             target_BG = batch.triple_labels.clamp(0, 1)
-            loss_BG = nn.functional.binary_cross_entropy_with_logits(logits_BG, target_BG, reduction="none")
+            loss_BG = F.binary_cross_entropy_with_logits(logits_BG, target_BG, reduction="none")
             terms["triple"] = mean_where(loss_BG, batch.triple_labels >= 0)  # of masked leaves nothing is asked here
         return terms
 
