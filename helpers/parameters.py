@@ -259,7 +259,7 @@ def weights_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def extra(field: FieldInfo) -> Mapping[str, Any]:
+def extra(field: FieldInfo) -> Any:
     """What `parameter` notes in a field besides pydantic's own."""
     return field.json_schema_extra
 

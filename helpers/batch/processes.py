@@ -53,7 +53,7 @@ def call(function: str, parameters: Mapping[str, str], processes: int) -> None:
     tracking.say(f"training in {processes} processes")
     package = str(Path(__file__).resolve().parents[2])
     environment = {
-        "OMP_NUM_THREADS": str(max(1, os.cpu_count() // processes)),
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)),
         **os.environ,
         KERNEL: str(os.getpid()),
         METHODS: json.dumps(method.used()),
@@ -68,10 +68,10 @@ def call(function: str, parameters: Mapping[str, str], processes: int) -> None:
     for name, value in parameters.items():
         command += ["-p", name, value]
     failure = "a process was killed; the lines above say which"
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
     with subprocess.Popen(command, env=environment, **pipes) as launcher:
         try:
-            for line in launcher.stdout:
+            for line in launcher.stdout or ():
                 tracking.say(line.rstrip("\n"))
                 if FAILED.match(line) and not FAILED.match(failure):
                     failure = line.strip()
@@ -160,7 +160,7 @@ def run_cells(sources: Iterable[str]) -> Iterator[dict[str, Any]]:
     from traitlets.config import Config
 
     shell = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
-    shell.showtraceback = lambda *args, **kwargs: None  # the error is raised
+    shell.showtraceback = lambda *args, **kwargs: None  # type: ignore[method-assign]  # the error is raised
     for source in sources:
         shell.run_cell(source, store_history=True).raise_error()
         yield shell.user_ns

@@ -4,12 +4,14 @@ The notebook, its data, the working directory and `--output-dir` must lie on a d
 paths. Every node needs the libraries of the notebook; this package is sent along.
 """
 
+import logging
 import os
 import signal
 import socket
 import uuid
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 from .execution import Outcome, execute, show_output
 from .grid import Run
@@ -36,14 +38,14 @@ class RayRuns:
             if host:  # ray.init would wait for minutes if there is none
                 socket.create_connection((host, int(port)), timeout=10).close()
             package = str(Path(__file__).resolve().parents[1])
-            ray.init(address, runtime_env={"py_modules": [package]}, logging_level="warning")
+            ray.init(address, runtime_env={"py_modules": [package]}, logging_level=logging.WARNING)
         except (OSError, ValueError) as error:
             remedy = "start one with `ray start --head`"
             raise ValueError(f"ray={address!r}: no Ray cluster answers ({error}): {remedy}") from error
         self._ray = ray
         gpus = min(1, int(ray.cluster_resources().get("GPU", 0)))
         self._task = ray.remote(max_retries=RETRIES, num_cpus=cpus, num_gpus=gpus)(_on_node)
-        self._tasks = []
+        self._tasks: list[Any] = []
         # ray.cancel may put a TaskCancelledError in the place of the outcome: a file stops the runs, on the shared disk.
         self._stop_file = Path(f".stop-{uuid.uuid4().hex}")
 

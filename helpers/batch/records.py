@@ -136,7 +136,7 @@ def _row(folder: Path, outcome: Mapping) -> dict[str, Any]:
 
     record = read(folder)
     row = {"run": folder.name, **record.get("parameters", {}), **NOT_RUN}
-    row |= {name: value for name, value in (record | outcome).items() if name in NOT_RUN}
+    row |= {name: value for name, value in {**record, **outcome}.items() if name in NOT_RUN}
     if record.get("status") == "done":
         for name, values in pandas.json_normalize(read_results(folder)[0]).items():
             if not isinstance(values[0], list):

@@ -13,7 +13,7 @@ See `rows`, `listing` and `text`. A local path is never handed to a library: `da
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -113,7 +113,9 @@ def locate(data_source: str) -> Place:
     return Place(value, name, path)
 
 
-def read_splits(place: Place, suffixes: Sequence[str], set_aside: SetAside, **options: Any) -> dict[str, Iterable[Row]]:
+def read_splits(
+    place: Place, suffixes: Sequence[str], set_aside: SetAside, **options: Any
+) -> Mapping[str, Iterable[Row]]:
     """The rows of a file, a folder or a hub set by split: train, and validation and test where there are such.
 
     A file is the split train. In a folder the name of a file, or of the folder that it is in, says its split, as `test.csv` or
@@ -125,11 +127,9 @@ def read_splits(place: Place, suffixes: Sequence[str], set_aside: SetAside, **op
     Raises as `read_rows`, `list_files` and `hub.splits`; ValueError where no training rows are left.
     """
     if place.path is None:
-        splits = {}
-        for name, rows in hub.splits(place.value, **options).items():
-            if name in SPLITS:
-                splits[SPLITS[name]] = number_rows(f"{place.source}, {name}", rows, set_aside)
-        return splits
+        read = hub.splits(place.value, **options)
+        names = [name for name in read if name in SPLITS]
+        return {SPLITS[name]: number_rows(f"{place.source}, {name}", read[name], set_aside) for name in names}
     if place.path.is_file():
         return {"train": read_rows(place.path, suffixes, set_aside)}
     listing = list_files(place.path, suffixes, source=place.source)
@@ -137,7 +137,7 @@ def read_splits(place: Place, suffixes: Sequence[str], set_aside: SetAside, **op
     if "train" in split_of.values():
         for file in [file for file, split in split_of.items() if not split]:
             listing.skip(file, "its name is not one of train, validation and test")
-    splits = {}
+    splits: dict[str, list[Row]] = {}
     for file in list(listing.files):
         of_file, source = SetAside(place.source), f"{place.source}, {listing.name(file)}"
         try:

@@ -81,8 +81,8 @@ def reading(*, name: str, source: str) -> Iterator[None]:
 def _causes(error: BaseException) -> list[BaseException]:
     """An error and, since transformers raises OSError for all, what caused it."""
     causes = [error]
-    while isinstance(error, OSError) and (causes[-1].__cause__ or causes[-1].__context__):
-        causes.append(causes[-1].__cause__ or causes[-1].__context__)
+    while isinstance(error, OSError) and (cause := causes[-1].__cause__ or causes[-1].__context__):
+        causes.append(cause)
     return causes
 
 

@@ -153,7 +153,8 @@ def number_rows(
 def _json(path: Path, source: str, set_aside: SetAside) -> Iterator[Row]:
     """The objects of a JSON array, or one from each line; what is none is set aside."""
     with path.open("rb") as lines:
-        items, unit = lines, "line"
+        items: Iterable[Any] = lines
+        unit = "line"
         if path.suffix.lower() == ".json" and lines.read(1000).lstrip(codecs.BOM_UTF8 + b" \t\r\n").startswith(b"["):
             items, unit = _array(path, source), "row"
         else:
@@ -218,7 +219,7 @@ def read_separated(path: Path, set_aside: SetAside, *, source: str = "", columns
         while first and (not first.strip() or first.lower().startswith(EXCEL)):
             first = lines.readline()
         delimiter = "\t" if path.suffix.lower() == ".tsv" else max(DELIMITERS, key=first.count)
-        options = {"delimiter": delimiter, "skipinitialspace": True, "strict": True}
+        options: dict[str, Any] = {"delimiter": delimiter, "skipinitialspace": True, "strict": True}
         lines.seek(0)
         reader = csv.reader(lines, **options)
         try:

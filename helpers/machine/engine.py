@@ -262,7 +262,7 @@ class XlaEngine(Engine):
         xla.wait()
 
     @property
-    def compile_seconds(self) -> float:
+    def compile_seconds(self) -> float:  # type: ignore[override]
         return xla.counters()["compile_seconds"]
 
     def start_counting(self):

@@ -80,7 +80,7 @@ class Machine:
     @property
     def memory(self) -> int | None:
         """Bytes of one device; None for a CPU, whose memory is that of the computer."""
-        return self.accelerator and self.accelerator.memory
+        return self.accelerator.memory if self.accelerator else None
 
 
 def attached_tpu() -> str:

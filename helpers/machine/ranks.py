@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 
 def count() -> int:
@@ -33,7 +31,7 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def gather(value: T) -> list[T]:
+def gather(value: Any) -> list[Any]:
     """What each process gave, by rank. All processes must call this and each function below."""
     if count() == 1:
         return [value]
@@ -45,7 +43,7 @@ def gather(value: T) -> list[T]:
     return values
 
 
-def broadcast(value: T) -> T:
+def broadcast(value: Any) -> Any:
     """What process 0 gave."""
     return gather(value if is_main() else None)[0]
 

@@ -67,7 +67,7 @@ class Runtime:
     @property
     def is_before_ampere(self) -> bool:
         """Whether this is a GPU without native bf16, TF32 and fused attention with grouped heads (huggingface/transformers#48633)."""
-        return self.kind == "cuda" and self.compute_capability < AMPERE
+        return self.kind == "cuda" and (self.compute_capability or ()) < AMPERE
 
     @property
     def has_tf32(self) -> bool:
@@ -122,7 +122,7 @@ def choose_precision(
 
     Raises ValueError: the device cannot train in the `wanted` precision.
     """
-    native = kind != "cuda" or compute_capability >= AMPERE
+    native = kind != "cuda" or (compute_capability or ()) >= AMPERE
     if wanted == "fp16" and kind != "cuda":
         raise ValueError(
             f"precision='fp16' needs a CUDA GPU, and this is {name} ({kind}); use 'auto', 'fp32' or 'bf16'"

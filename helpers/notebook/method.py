@@ -85,6 +85,7 @@ def use(module: str, file: Path | str) -> None:
         del sys.modules[other]
     package = importlib.import_module(room)
     spec = importlib.util.spec_from_file_location(module, file)
+    assert spec and spec.loader
     loaded = sys.modules[module] = importlib.util.module_from_spec(spec)
     setattr(package, name, loaded)
     spec.loader.exec_module(loaded)

@@ -66,7 +66,7 @@ class Order:
         self.variables = shell.user_ns
         self.cells = [Cell(*fields) for fields in json.loads(cells)]
         self.ran: dict[int | str, tuple[str, set[str]]] = {}
-        self.begun: dict[int, int] = {}
+        self.begun: dict[int | None, int] = {}
         self.running: tuple = ()
 
     def visit(self, tree: ast.AST) -> ast.AST:

@@ -27,9 +27,9 @@ def use(files: Mapping[str, str], sha256: str, shown: Mapping[str, str] | None =
         importlib.invalidate_caches()
     sys.path[:] = [str(root), *(entry for entry in sys.path if entry != str(root))]
     helpers = importlib.import_module("helpers")
-    assert Path(helpers.__file__).resolve().is_relative_to(root), f"`import helpers` found {helpers.__file__}"
-    helpers.payload_sha256, helpers.shown = sha256, dict(shown or {})
-    helpers.began, helpers.first_step_seconds = began, None  # from this cell to the end of the first training step
+    assert Path(str(helpers.__file__)).resolve().is_relative_to(root), f"`import helpers` found {helpers.__file__}"
+    # began: from this cell to the end of the first training step
+    vars(helpers).update(payload_sha256=sha256, shown=dict(shown or {}), began=began, first_step_seconds=None)
     print(f"helpers {helpers.__version__}, payload {sha256[:12]}: the code of the cells is in {root / 'helpers'}")
 
 
@@ -42,7 +42,7 @@ def _check_name_is_free() -> None:
         if spec and spec.origin:
             places.append(Path(spec.origin))
         elif spec:  # a folder without __init__.py
-            folders = map(Path, spec.submodule_search_locations)
+            folders = map(Path, spec.submodule_search_locations or ())
             places += [file for folder in folders for file in [*folder.glob("*.py")][:1]]
     for place in places:
         installed = {"site-packages", "dist-packages"} & {*place.parts}

@@ -176,7 +176,7 @@ def counter(checkpoint: Path, name: str) -> dict | None:
 
 def newest_whole(output_dir: Path | str) -> tuple[Path | None, list[str]]:
     """The newest whole checkpoint, and for every newer one a line that says why it was skipped."""
-    skipped = []
+    skipped: list[str] = []
     for checkpoint in listed(output_dir):
         problem = damage(checkpoint)
         if problem is None:

@@ -57,12 +57,12 @@ def own(output_dir: Path | str, name: str = "output_dir") -> None:
         return
     lease = SoftFileLease(path / LOCK_FILE, lease_duration=SILENCE, heartbeat_interval=HEARTBEAT, thread_local=False)
     owner, this = lease.owner, _this_process()
-    is_decided = owner and owner.hostname == this.hostname and _is_decided_here(owner)
-    if is_decided and owner.pid in {parent.pid for parent in psutil.Process().parents()}:
+    decided = owner if owner and owner.hostname == this.hostname and _is_decided_here(owner) else None
+    if decided and decided.pid in {parent.pid for parent in psutil.Process().parents()}:
         return  # a notebook's kernel, which waits for the processes that it launched
-    if is_decided and owner.pid == this.pid:
+    if decided and decided.pid == this.pid:
         (path / LOCK_FILE).unlink(missing_ok=True)
-    elif not is_decided:
+    elif not decided:
         _wait_for_silence(path, name, owner)
     try:
         lease.acquire(timeout=3)  # seconds: enough for an owner that is known to be dead, also on a busy machine

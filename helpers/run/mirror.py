@@ -94,7 +94,7 @@ def restore(place: Path, folder: Path) -> None:
             lost = (place / name).suffix == ".json" and disk.read_json(place / name) is None
             if not (folder / name).exists() and not lost:
                 disk.copy(place / name, folder / name)
-        first = {}  # step from which the checkpoints in a folder are new
+        first: dict[Path, int] = {}  # step from which the checkpoints in a folder are new
         for unit in sorted(_units(place)):
             target = folder / unit
             newest = checkpoint.listed(target.parent)[:1]

@@ -88,14 +88,14 @@ class RunFolder:
             if runs[name] is None:
                 _forget_untrained(folder)
         if "keep_in" in folders:
-            mirror.restore(place, self.path)
+            mirror.restore(folders["keep_in"], self.path)
         run = (runs["output_dir"] or runs.get("keep_in") or {}) | definition
         if disk.read_json(self.path / RUN_FILE) != run:
             write_json(self.path / RUN_FILE, run)
         is_launched = ranks.count() > 1  # by a kernel in which the file was chosen
         data_source.kept_upload = self._upload() if is_launched or _progress(self.path) else None
         if "keep_in" in folders:
-            self.mirror = mirror.start(self.path, place)
+            self.mirror = mirror.start(self.path, folders["keep_in"])
 
     def _upload(self) -> Path | None:
         """The uploaded file that a run began with, if it is whole."""
@@ -130,6 +130,7 @@ class RunFolder:
 
         Raises ValueError if this folder holds a run of another file, and what `claim` raises.
         """
+        assert self.method  # a notebook has one
         module, built = method.shown()
         text = self.method.read_text(encoding="utf-8")
         compile(text, self.method.name, "exec")  # a SyntaxError names the line of the cell
