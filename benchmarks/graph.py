@@ -1,7 +1,6 @@
 """Calls and references that GraphMER answers in packages of the Python index, beside jedi, basedpyright and a name matcher.
 
     python benchmarks/graph.py --work FOLDER [--packages jinja2,werkzeug] [--calls 60] [--references 12]
-    python benchmarks/graph.py --work FOLDER --attempts      # rules that would answer more, and what is open: minutes
 
 The packages are installed into FOLDER at one version each, and their own tests run there under Python's profiler, for at most
 15 seconds of processor time. Those of CHOICE served while the resolver was written; those of REPORT served for no choice.
@@ -25,18 +24,13 @@ from __future__ import annotations
 
 import argparse
 import ast
-import asyncio
-import builtins
 import contextlib
 import gc
-import io
 import json
-import logging
 import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -78,11 +72,6 @@ PACKAGES = CHOICE | REPORT
 NEEDED = "pytest==9.2.0 hypothesis pyparsing pytest-timeout httpx2 trio simplejson ephemeral-port-reserve pytest-xprocess"  # by tests
 ASKED = ("tornado", "HTTPConnection.write_headers")  # of about 50,000 lines
 CONSTRUCTORS = ("__init__", "__new__")
-RULES = (
-    "resolver, else the only definition of the name",
-    "the same, unless Python's own types and modules have the name",
-)
-STANDARD = (io, logging, threading, subprocess, socket, asyncio, ast, argparse)
 Site = tuple[str, int, str]  # file, line of the name, name
 
 
@@ -418,17 +407,16 @@ def scored(
     return dict(counts) | {"seconds": round(time.process_time() - start, 2)}
 
 
-def sources_of(package: Path) -> list[str]:
-    """The files of a package without its tests."""
-    paths = sorted(package.rglob("*.py"))
-    return [str(path) for path in paths if not {"test", "tests"} & {*path.relative_to(package).parts}]
-
-
 def measured(packages: Packages, name: str, most_calls: int, most_references: int) -> dict:
     package = packages.site / name
-    files = sources_of(package)
+    rows = packages.traced(name)
+    files = [
+        str(path)
+        for path in sorted(package.rglob("*.py"))
+        if not {"test", "tests"} & {*path.relative_to(package).parts}
+    ]
     calls = {file: calls_of(file) for file in files}
-    right = truth(packages.traced(name), calls)
+    right = truth(rows, calls)
     start = time.process_time()
     ours, inferred, only_one = resolver(package)
     reading = round(time.process_time() - start, 2)
@@ -454,61 +442,6 @@ def measured(packages: Packages, name: str, most_calls: int, most_references: in
     found["basedpyright"]["seconds"] = round(server.end(), 2)
     found["references"] = references(packages, package, files, most_references)
     return found
-
-
-def attempts(packages: Packages, name: str) -> dict:
-    """Rules that answer what the resolver leaves open, and the shapes of the calls that it leaves open.
-
-    A rule takes the only definition of the name in the package for calls whose receiver nobody knows. It proves nothing: an object from
-    elsewhere may have a method of this name.
-    """
-    package = packages.site / name
-    files = sources_of(package)
-    right = truth(packages.traced(name), {file: calls_of(file) for file in files})
-    ours, _, only_one = resolver(package)
-    common = {member for kind in vars(builtins).values() for member in dir(kind)}
-    for module in STANDARD:
-        for kind in vars(module).values():
-            common.update(dir(kind))
-
-    def with_only_one(site: Site, column: int) -> set[str]:
-        return ours(site, column) or only_one(site, column)
-
-    def with_uncommon(site: Site, column: int) -> set[str]:
-        return ours(site, column) or (set() if site[2] in common else only_one(site, column))
-
-    rules = {"resolver": ours, **dict(zip(RULES, (with_only_one, with_uncommon), strict=True))}
-    shapes = {file: shapes_of(file) for file in files}
-    left = Counter()
-    for (site, column), answers in right.items():
-        if any(answer.startswith(f"{name}.") for answer in answers) and not ours(site, column):
-            left[shapes[site[0]].get((site[1], column), "another")] += 1
-    return {rule: scored(name, right, answers, right) for rule, answers in rules.items()} | {"open": dict(left)}
-
-
-def shapes_of(file: str) -> dict[tuple[int, int], str]:
-    """Line and last column of the name of each call -> what is called."""
-    shapes = {}
-
-    def read(node: ast.AST, parameters: frozenset[str]) -> None:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            parameters = parameters | {argument.arg for argument in arguments}
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-            shapes[node.func.end_lineno, node.func.end_col_offset - 1] = shape_of(node.func, parameters)
-        for child in ast.iter_child_nodes(node):
-            read(child, parameters)
-
-    read(ast.parse(Path(file).read_bytes()), frozenset())
-    return shapes
-
-
-def shape_of(called: ast.Name | ast.Attribute, parameters: frozenset[str]) -> str:
-    owner = called if isinstance(called, ast.Name) else called.value
-    if not isinstance(owner, ast.Name):
-        return "a method of an attribute, an item or what a call returns"
-    what = "a parameter" if owner.id in parameters - {"self", "cls"} else "another name"
-    return what if owner is called else f"a method of {what}"
 
 
 def references(packages: Packages, package: Path, files: list[str], most: int) -> dict:
@@ -599,19 +532,12 @@ def main() -> None:
     parser.add_argument(
         "--references", type=int, default=12, help="definitions of a package whose references are compared"
     )
-    parser.add_argument("--attempts", action="store_true", help="rules that would answer more, added to the results")
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/graphmer_graph.json")
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     from benchmarks import report
 
     packages = Packages(arguments.work)
-    if arguments.attempts:
-        results = json.loads(arguments.output.read_text(encoding="utf-8"))
-        reported = [name for name, package in results["packages"].items() if package["role"] == "report"]
-        tried = {name: attempts(packages, name) for name in reported}
-        arguments.output.write_text(json.dumps(results | {"attempts": tried}, indent=2) + "\n", encoding="utf-8")
-        return
     found = {}
     for name in arguments.packages.split(","):
         role = "choice" if name in CHOICE else "report"

@@ -181,28 +181,6 @@ def references() -> str:
     return f"{tables.markdown(rows)}\n\nNot named by an answer: {listed}."
 
 
-def attempts() -> str:
-    """Rules that would answer more than the resolver proves, and the shapes of the calls that it leaves open."""
-    packages = result("graphmer_graph.json").get("attempts", {}).values()
-    if not packages:
-        return "Not measured yet."
-    counts, shapes = {}, Counter()
-    for package in packages:
-        for rule, counter in package.items():
-            if rule == "open":
-                shapes.update(counter)
-            else:
-                counts.setdefault(rule, Counter()).update(counter)
-    rows = []
-    for rule, counter in counts.items():
-        recall, precision = _shares(counter)
-        wrong = counter["answered"] - counter["right"]
-        rows.append({"rule": rule, "recall": recall, "precision": precision, "wrong answers": wrong})
-    total = sum(shapes.values())
-    listed = "; ".join(f"{shape} {count / total:.0%}" for shape, count in shapes.most_common())
-    return f"{tables.markdown(rows)}\n\nOf the {total:,} calls that are left open, by what is called: {listed}."
-
-
 def asking() -> str:
     """What an answer costs."""
     found, reading = (result("graphmer_graph.json")[name] for name in ("asking", "reading"))

@@ -102,23 +102,6 @@ def steps() -> str:
     )
 
 
-def dropout() -> str:
-    """Development loss with and without dropout in the adapters, by seed."""
-    if not (RESULTS / FILE).is_file():
-        return "Not measured yet."
-    losses = result(FILE)["dev_losses"]
-    best = {name: min(values) for name, values in losses.items()}
-    seeds = [name.removeprefix("dropout, ") for name in best if name.startswith("dropout, ")]
-    pairs = [
-        f"{best[f'chains, {seed}']:.4f} without and {best[f'dropout, {seed}']:.4f} with ({seed})" for seed in seeds
-    ]
-    return (
-        f"Development loss of the chains by dropout of 0.05: {'; '.join(pairs)}."
-        if pairs
-        else "Dropout was not compared."
-    )
-
-
 def former() -> str:
     """Three tasks whose label the words of a text carry, of a former study: a line each."""
     lines = []
