@@ -45,7 +45,7 @@ def headline() -> str:
     seeds = len(study["right"]["chains"])
     return (
         "Where the answer needs steps (diversity jurisdiction), SmolLM2-135M, fine-tuned on records with their reasoning, is right on "
-        f"{scores['questions']} unseen questions: {'; '.join(parts)} ({seeds} seed{'s' * (seeds != 1)}). A written rule of three lines "
+        f"{scores['questions']} unseen questions: {'; '.join(parts)} ({seeds} seeds, which differ widely). A written rule of three lines "
         "answers all of them; where words carry the label, counting them is as good"
     )
 
