@@ -239,7 +239,10 @@ class Mirror:
         source, target = self.folder / unit, self.place / unit
         try:
             manifest = json.loads((source / checkpoint.MANIFEST).read_bytes())
-            if disk.read_json(target / checkpoint.MANIFEST) != manifest:
+            is_damaged = unit not in self._since and checkpoint.damage(
+                target
+            )  # the disk may have lost what came before its manifest
+            if is_damaged or disk.read_json(target / checkpoint.MANIFEST) != manifest:
                 disk.remove(target, truncate=True)
                 for name in (*manifest, checkpoint.MANIFEST):
                     disk.copy(source / name, target / name)

@@ -77,6 +77,17 @@ def test_old_copies_are_emptied_and_removed_when_newer_ones_have_settled_and_not
     assert (tmp_path / "trash").stat().st_size == 0
 
 
+def test_a_copy_that_the_second_place_lost_a_part_of_is_made_anew_in_the_next_session(tmp_path):
+    run = claim(tmp_path, tmp_path / "kept")
+    train(run, 2)
+    assert run.mirror.finish(60)
+    mirror.close_current()
+    kept = tmp_path / "kept/run/checkpoint-2"
+    (kept / "weights").write_bytes(b"")
+    assert claim(tmp_path, tmp_path / "kept").mirror.finish(60)
+    assert checkpoint.damage(kept) is None
+
+
 def test_what_another_run_or_person_has_at_the_second_place_is_refused_and_left_as_it_is(tmp_path):
     train(claim(tmp_path / "one", tmp_path / "kept"), 1)
     mirror.close_current()
