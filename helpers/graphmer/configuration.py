@@ -36,7 +36,7 @@ SCHEDULE = "training_data.short_to_long_curriculum.schedule"
 # Keys that may have their declared value alone.
 FIXED = ("positional_encoding", "norm", "activation", "use_rel_attention_bias", "hgat.enabled", "hgat.relation_bias")
 FIXED += ("contrastive.enabled", "optimizer.name")
-MAY_BE_ZERO = ("seed", "warmup_steps", "gradient_accumulation_steps")  # as may every whole number that is declared as 0
+MAY_BE_ZERO = ("warmup_steps", "gradient_accumulation_steps")  # as may every whole number that is declared as 0
 POSITIVE = ("lr", "eps", "temperature", "mask_prob", "held_out", "decay_base")
 SHARES = ("dropout", "mask_prob", "held_out", "decay_base")  # at most 1
 
@@ -54,6 +54,7 @@ class Stage(Section):
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 TYPES = {
+    "run.seed": Annotated[int, Field(ge=0, lt=2**32)],
     "run.mixed_precision": Literal["auto", "fp32", "bf16", "fp16"],
     "hardware.device": Literal["auto", "cpu", "cuda", "tpu"],
     "hardware.compile_layers": Literal["auto", True, False],

@@ -239,9 +239,8 @@ class Mirror:
         source, target = self.folder / unit, self.place / unit
         try:
             manifest = json.loads((source / checkpoint.MANIFEST).read_bytes())
-            is_damaged = unit not in self._since and checkpoint.damage(
-                target
-            )  # the disk may have lost what came before its manifest
+            # The disk may have lost what came before its manifest.
+            is_damaged = unit not in self._since and checkpoint.damage(target)
             if is_damaged or disk.read_json(target / checkpoint.MANIFEST) != manifest:
                 disk.remove(target, truncate=True)
                 for name in (*manifest, checkpoint.MANIFEST):
