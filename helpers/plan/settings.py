@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pydantic.dataclasses
 from pydantic import PositiveFloat, PositiveInt
@@ -15,9 +15,6 @@ from helpers.show import tables
 
 from .forecast import COMPILATION, LAUNCH, LEFT, UPDATE, Memory, Work, memory, published
 from .workloads import Workload
-
-if TYPE_CHECKING:
-    from .counting import Count
 
 RECIPES, ASKED = "the recipe's", "asked for"
 FITS = ("yes", "unknown")  # answers that let the micro-batch grow
@@ -239,9 +236,8 @@ def _asked_micro_batch(recipe: Recipe, share: int) -> tuple[int, str]:
     if wanted > share and recipe.clips_micro_batch:
         return share, f"{RECIPES}, {wanted}, is more than the {share} of a device"
     if wanted and share % wanted:
-        divisors = [number for number in range(1, share + 1) if share % number == 0]
         raise ValueError(
-            f"micro_batch_size={wanted}: a device has {share} examples, which is no multiple of it; give one of {divisors}"
+            f"micro_batch_size={wanted}: a device has {share} examples, which is no multiple of it; give a divisor of {share}"
         )
     return wanted, RECIPES if wanted else ""
 
@@ -269,13 +265,6 @@ def memory_of(
     return memory(counted, kind, runtime.memory, processes=runtime.device_count, evaluation=evaluation)
 
 
-def _seconds(count: Count, micro_batches: int, runtime: Runtime) -> float:
-    """Of a step, in the middle of its interval; 0 on a machine of which no step was published."""
-    work = Work(flops=count.flops, trained=count.trained, launches=count.launches, accumulation=micro_batches)
-    step = published(work, runtime.accelerator, runtime.precision, False)
-    return math.sqrt(step.low * step.high) if step else 0.0
-
-
 def _micro_batch(
     workload: Workload, runtime: Runtime, share: int, recipe: Recipe, wanted: int
 ) -> tuple[int, bool, Memory]:
@@ -297,7 +286,17 @@ def _micro_batch(
         for examples in reversed(sizes):
             needed = memory_of(workload, runtime, examples, share, checkpointing)
             if needed.fits in FITS:
-                fitting.append((_seconds(needed.count, share // examples, runtime), examples, checkpointing))
+                counted = needed.count
+                work = Work(
+                    flops=counted.flops,
+                    trained=counted.trained,
+                    launches=counted.launches,
+                    accumulation=share // examples,
+                )
+                step = published(work, runtime.accelerator, runtime.precision, False)
+                # In the middle of its interval; 0 on a machine of which no step was published.
+                seconds = math.sqrt(step.low * step.high) if step else 0.0
+                fitting.append((seconds, examples, checkpointing))
                 break
         if examples == share and fitting:
             break  # nothing is accumulated
