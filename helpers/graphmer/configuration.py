@@ -38,7 +38,8 @@ FIXED = ("positional_encoding", "norm", "activation", "use_rel_attention_bias", 
 FIXED += ("contrastive.enabled", "optimizer.name")
 MAY_BE_ZERO = ("warmup_steps", "gradient_accumulation_steps")  # as may every whole number that is declared as 0
 POSITIVE = ("lr", "eps", "temperature", "mask_prob", "held_out", "decay_base")
-SHARES = ("dropout", "mask_prob", "held_out", "decay_base")  # at most 1
+MOST = {"dropout": 0.9, "mask_prob": 1, "held_out": 0.49, "decay_base": 0.999, "num_workers": 64}
+MOST_BYTES = 100_000  # of a configuration
 
 
 class Section(BaseModel):
@@ -162,10 +163,10 @@ def _type(path: str, value: Any) -> Any:
         return Literal[value]
     if isinstance(value, bool):
         return bool
+    most = MOST.get(path.rpartition(".")[2], LARGEST)
     if isinstance(value, int):
         may_be_zero = value == 0 or path.endswith(MAY_BE_ZERO)
-        return Annotated[int, Field(ge=0 if may_be_zero else 1, le=LARGEST)]
-    most = 1 if path.endswith(SHARES) else LARGEST
+        return Annotated[int, Field(ge=0 if may_be_zero else 1, le=most)]
     if path.endswith(POSITIVE):
         return Annotated[float, Field(gt=0, le=most)]
     return Annotated[float, Field(ge=0, le=most)]
@@ -185,6 +186,8 @@ def read_configuration(source: str | Path) -> Configuration:
     path = PROFILES.get(str(source)) or expanded("config", str(source))
     if not path.is_file():
         raise FileNotFoundError(f"config={str(source)!r}: no such file; give one, or a profile: {', '.join(PROFILES)}")
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path}: {path.stat().st_size:,} bytes are no configuration; {MOST_BYTES:,} at most")
     return _validate(_parse(path.read_bytes(), str(path)) or {}, f"{path}: ")
 
 

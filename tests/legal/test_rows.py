@@ -146,7 +146,7 @@ def with_key(key: str, value, role: str = "assistant", number: str = "r7") -> Re
 
 CALL = {"type": "function", "function": {"name": "search", "arguments": {"act": "1977"}}}
 LEFT_OUT = {  # template, record, what the reason names
-    "a key that no template writes": ("qwen2_5", with_key("weight", 1), "`weight`, which no chat template writes"),
+    "a key that no template writes": ("qwen2_5", with_key("rating", 1), "`rating`, which no chat template writes"),
     "a text beside a message": (
         "qwen2_5",
         with_key("refusal", "No."),
