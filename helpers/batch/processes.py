@@ -120,18 +120,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(target: str, values: dict[str, Any]) -> None:
     with contextlib.ExitStack() as stack:
         if not ranks.is_main():
+            from transformers import PreTrainedModel
+
+            # transformers saves a model only in the first process, but the cells of the others also read what they saved.
+            PreTrainedModel.should_save_on_this_rank = lambda model, is_main_process: is_main_process
             os.environ["TQDM_DISABLE"] = "1"
             nowhere = stack.enter_context(Path(os.devnull).open("w"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
         ranks.gather(None)  # all are there
         if target.endswith(".ipynb"):
             if not ranks.is_main():
-                from transformers import PreTrainedModel
-
                 scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rank-"))
                 values["output_dir"] = str(Path(scratch) / "output")
-                # transformers saves a model only in the first process, but the cells of the others also read what they saved.
-                PreTrainedModel.should_save_on_this_rank = lambda model, is_main_process: is_main_process
             list(run_cells(cells(Path(target).expanduser(), values)))
         else:
             pkgutil.resolve_name(target)(**values)
