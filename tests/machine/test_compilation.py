@@ -22,6 +22,7 @@ from helpers.plan.machines import machine, runtime_of
 from helpers.plan.settings import Recipe, choose_compilation
 from helpers.plan.workloads import Asked
 from tests import harness
+from tests.machine import test_cards
 from tests.machine.test_cards import DRIVER, written
 from tests.test_resume import result
 from tests.workloads import bert
@@ -113,12 +114,13 @@ def test_a_trainer_with_compiled_layers_has_the_losses_of_an_eager_one_and_makes
     + [pytest.param(name, "inductor", "A100", marks=WITH_COMPILER) for name in ROOMS],
 )
 def test_a_killed_run_with_compiled_layers_and_dropout_ends_with_identical_weights(name, backend, card, tmp_path):
-    options = {"backend": backend, "card": card, "precision": "auto" if card else "fp32"}
+    steps = test_cards.STEPS[name]
+    options = {"backend": backend, "card": card, "precision": "auto" if card else "fp32", "steps": steps}
     whole = result(trained(tmp_path / "whole", name, **options))
-    killed = trained(tmp_path / "killed", name, kill_step=STEPS, **options)
+    killed = trained(tmp_path / "killed", name, kill_step=steps, **options)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     resumed = result(trained(tmp_path / "killed", name, **options))
-    assert whole["graphs"][-1][1] > 0 and resumed["train"]["resumed_from_step"] == STEPS - 2
+    assert whole["graphs"][-1][1] > 0 and resumed["train"]["resumed_from_step"] == steps - 2
     assert resumed["losses"] == whole["losses"]
     assert written(tmp_path / "killed", name) == written(tmp_path / "whole", name)
 
