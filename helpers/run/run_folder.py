@@ -209,6 +209,10 @@ def _same_run(name: str, path: Path, definition: dict[str, Any], params: Paramet
     Raises PermissionError and ValueError as `RunFolder.claim` says; `name` is the parameter of the folder.
     """
     elsewhere = f"nothing was touched: set {name} to a new folder (now {str(path)!r})"
+    if path.is_symlink() and not path.exists():
+        raise ValueError(
+            f"{name}={str(path)!r} is a link to {str(path.readlink())!r}, which is not there: mount its disk, or set {name} to another folder"
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
         entries = sorted(entry.name for entry in path.iterdir() if not _is_harmless(entry.name))

@@ -70,6 +70,12 @@ def test_where_no_home_is_known_the_parameter_is_named(without_home):
         claim("~/run")
 
 
+def test_a_link_to_a_disk_that_is_not_there_is_refused(tmp_path):
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    with pytest.raises(ValueError, match=r"output_dir=.*is a link to .*disk', which is not there: mount its disk"):
+        claim(tmp_path / "run")
+
+
 def test_the_same_parameters_come_back_to_their_run(tmp_path):
     claim(tmp_path)
     add_checkpoint(tmp_path)
