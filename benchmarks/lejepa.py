@@ -65,6 +65,14 @@ FREE = ("BM25", "MiniLM", "MiniLM and BM25 by rank", "linear classifier")
 SEARCH = "search, chosen weights"
 SEEDS = (0, 1, 2)
 METHODS = ("LeJEPA", "contrastive")
+TERMS = {  # losses of a head
+    "all three terms": lambda head, seed: LeJEPALoss(head, sigreg_weight=0.02, contrastive_weight=1.0, seed=seed),
+    "without SIGReg": lambda head, seed: LeJEPALoss(head, sigreg_weight=0.0, contrastive_weight=1.0, seed=seed),
+    "without the contrastive term": lambda head, seed: LeJEPALoss(
+        head, sigreg_weight=0.02, contrastive_weight=0.0, seed=seed
+    ),
+    "the contrastive term alone": lambda head, seed: MultipleNegativesRankingLoss(head, directions=DIRECTIONS),
+}
 TOP = 2  # layers that an attempt trains; what the others give is computed once
 ATTEMPTS = {  # how often the name of the intent is in the place of a question, questions of an intent in a batch, whether classes are learned along
     "two top layers, four questions of an answer": (0.25, 4, False),
@@ -197,8 +205,8 @@ class Bench:
         vectors = {name: vectors for name, vectors in self.vectors(trainer.model).items()}
         np.savez(self.kept(method, seed), minutes=minutes, steps=plan.max_steps, batch=plan.batch_size, **vectors)
 
-    def train_head(self, seed: int) -> dict[str, np.ndarray]:
-        """What the head alone embeds after its seconds of training."""
+    def train_head(self, seed: int, terms: str = "all three terms") -> dict[str, np.ndarray]:
+        """What the head alone embeds after its seconds of training with a loss of TERMS."""
         weight_KD = principal_head(self.stock["passages"])
         batch_size = min(64, len({example.key for example in self.collection.training}))
         rows = pairs(self.collection.training, views, 200, batch_size, seed)
@@ -207,7 +215,7 @@ class Bench:
             for name, task in (("anchor", "query"), ("positive", "document"))
         ]
         head_KD = train_head(
-            lambda head: LeJEPALoss(head, sigreg_weight=0.02, contrastive_weight=1.0, seed=seed),
+            lambda head: TERMS[terms](head, seed),
             weight_KD,
             *sides,
             batch_size,
@@ -362,6 +370,20 @@ def attempts(bench: Bench) -> list[dict]:
     return rows
 
 
+def terms(bench: Bench) -> dict[str, dict]:
+    """What each term of the loss adds to a head: nDCG@10 of its embeddings by themselves, beside all three terms."""
+    values = {}
+    for name in TERMS:
+        heads = [bench.train_head(seed, name) for seed in SEEDS]
+        values[name] = np.stack([bench.measure(vectors)["test"][MEANING] for vectors in heads])
+    whole = values["all three terms"].mean(0)
+    rows = {"untrained": {"test": [float(bench.measure(bench.stock)["test"][MEANING].mean())]}}
+    for name, values_SQ in values.items():
+        against = {} if name == "all three terms" else difference(values_SQ.mean(0), whole)
+        rows[name] = {"test": values_SQ.mean(1).tolist(), **against}
+    return rows
+
+
 # ---- tables
 
 
@@ -425,6 +447,7 @@ def measure(name: str, bench: Bench) -> dict:
             seeds[model] = [dict(np.load(file)) for file in files]
             for file, kept in zip(files, seeds[model], strict=True):
                 costs.append({"run": file.stem, **{key: float(kept[key]) for key in ("minutes", "steps", "batch")}})
+    of_terms = {"terms": terms(bench)} if name in TRAINED_ON else {}
     rows = rows_of(bench, seeds)
     comparisons = []
     chosen = [row for row in rows if row.endswith(", chosen weights")]
@@ -445,6 +468,7 @@ def measure(name: str, bench: Bench) -> dict:
         "questions": {part: len(judge.asked) for part, judge in bench.judges.items()},
         "costs": costs,
         "defaults": defaults,
+        **of_terms,
         "rows": {
             row: {part: value if part == "mix" else value.mean(1).tolist() for part, value in values.items()}
             for row, values in rows.items()

@@ -84,6 +84,32 @@ def attempts() -> str:
     return tables.markdown(rows) if rows else "Not measured yet."
 
 
+def terms() -> str:
+    """What each term of the loss adds to a head on frozen embeddings."""
+    table = []
+    for name, collection in _collections().items():
+        for row, values in collection.get("terms", {}).items():
+            table.append(
+                {
+                    "collection": name,
+                    "terms": row,
+                    "nDCG@10": spread(values["test"]),
+                    "over all three": _interval(values) if "low" in values else "",
+                }
+            )
+    return tables.markdown(table) if table else "Not measured yet."
+
+
+def documents() -> str:
+    """Man pages: what training on titles and texts adds for pages that did not train."""
+    table = []
+    for name in ("man-fr", "man-es"):
+        for row in _table(name, [*_collections()[name]["rows"]]) if name in _collections() else ():
+            del row["over the linear classifier"]
+            table.append({"collection": name, **row})
+    return tables.markdown(table) if table else "Not measured yet."
+
+
 def comparison() -> str:
     """nDCG@10 of what costs nothing on every judged collection, on the questions that report."""
     table = []
