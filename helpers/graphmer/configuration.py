@@ -111,7 +111,7 @@ class Document(Section):
         return self.training_data.micro_batch_size * parts * device_count
 
     def require(self, machine: Runtime) -> None:
-        """Raises ValueError: the configuration asks for another device, or for chips that are not there."""
+        """Raises ValueError: the configuration asks for another device, for chips that are not there, or for loaders on a TPU."""
         device, cores = self.hardware.device, self.hardware.tpu_cores
         if device not in ("auto", machine.family.replace("xla", "tpu")):
             raise ValueError(
@@ -120,6 +120,8 @@ class Document(Section):
             )
         if cores not in (0, machine.device_count):
             raise ValueError(f"hardware.tpu_cores={cores}: the machine has {machine.device_count}; give 0 for all")
+        if machine.family == "xla" and self.hardware.num_workers:
+            raise ValueError(f"hardware.num_workers={self.hardware.num_workers}: forked loaders hang on a TPU; give 0")
 
     def graphmer_config(self, vocab_size: int, num_relations: int, **properties: Any):
         """The model's own `GraphMERConfig`. properties: what only graph and ontology can say, such as acyclic_relations."""

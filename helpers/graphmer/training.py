@@ -72,13 +72,10 @@ def make_plan(configuration: Configuration, model: GraphMERForPreTraining, corpu
     recipe = run_recipe(configuration, len(corpus.train), machine.device_count)
     plan = planner.plan(recipe, workload(configuration, model), machine)
     steps = "run.max_steps" if run.max_steps else f"{run.epochs} epochs of {len(corpus.train):,} sequences"
-    reasons = {"max_steps": steps}
+    reasons = {"max_steps": steps, "dataloader_workers": "hardware.num_workers"}
     if recipe.gradient_checkpointing is not None:
         reasons["gradient_checkpointing"] = "checkpointing.activation_checkpointing"
-    if workers and machine.family != "xla":  # where threads of torch_xla load data, and forked workers hang
-        plan = dataclasses.replace(plan, dataloader_workers=workers)
-        reasons["dataloader_workers"] = "hardware.num_workers"
-    return dataclasses.replace(plan, reasons=plan.reasons | reasons)
+    return dataclasses.replace(plan, dataloader_workers=workers, reasons=plan.reasons | reasons)
 
 
 class GraphTrainer(TrainerMixin, Trainer):

@@ -80,13 +80,14 @@ def test_the_verdict_has_the_difference_of_means_and_an_interval_over_groups():
 
 
 def test_a_device_that_is_not_there_is_refused():
-    machine = runtime.detect(False, precision="fp32")
-    for changes, message in (
-        ("hardware.device=cuda", r"hardware.device='cuda': this run is on .*choose that runtime"),
-        ("hardware.tpu_cores=8", "hardware.tpu_cores=8: the machine has 1"),
+    cpu, tpu = runtime.detect(False, precision="fp32"), runtime_of(machine("v5e-1"))
+    for where, changes, message in (
+        (cpu, "hardware.device=cuda", r"hardware.device='cuda': this run is on .*choose that runtime"),
+        (cpu, "hardware.tpu_cores=8", "hardware.tpu_cores=8: the machine has 1"),
+        (tpu, "hardware.num_workers=2", "hardware.num_workers=2: forked loaders hang on a TPU; give 0"),
     ):
         with pytest.raises(ValueError, match=message):
-            GraphParameters(changes=changes, base_model="sample").configuration(machine)
+            GraphParameters(changes=changes, base_model="sample").configuration(where)
 
 
 def test_the_batch_is_micro_batch_by_accumulation_by_devices():
