@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from helpers.machine.decoding import CACHE, write
 from helpers.machine.engine import cpu_copy
 
 BATCH = 8  # prompts that are written at a time
-# transformers 5.24 calls it so, and warns of the name before.
-CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 
 
 @dataclass(frozen=True)
@@ -30,11 +28,10 @@ class Generated:
 
 
 def generate(model, template, records: Sequence, *, max_new_tokens: int, batch_size: int = BATCH) -> list[Generated]:
-    """What `model` writes for each record, in their order: the likeliest token at every step, by transformers' own `generate`.
+    """What `model` writes for each record, in their order: the likeliest token at every step.
 
     Sampling, penalties and filters of the model's generation_config do not count: before and after training are compared.
-    The model is in eval mode afterwards. On XLA a copy on the CPU writes: there every length of a text would be a program of
-    its own, and a text of one fixed length would be read anew for each token.
+    The model is in eval mode afterwards. `batch_size` is a multiple of the devices on XLA.
     """
     from transformers import GenerationConfig
 
@@ -50,16 +47,14 @@ def generate(model, template, records: Sequence, *, max_new_tokens: int, batch_s
         no_repeat_ngram_size=0,
         use_cache=True,
     )
-    model = cpu_copy(model) if model.device.type == "xla" else model
-    prompts = [torch.tensor(template.encode(template.prompt(record)), device=model.device) for record in records]
+    prompts = [torch.tensor(template.encode(template.prompt(record))) for record in records]
     outcomes = []
     model.eval()  # which a training step undoes
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         ids_BL = pad_sequence(batch, True, pad, padding_side="left")
         real_BL = pad_sequence([torch.ones_like(ids) for ids in batch], True, 0, padding_side="left")
-        written_BL = model.generate(input_ids=ids_BL, attention_mask=real_BL, generation_config=greedy)
-        for tokens in written_BL[:, ids_BL.shape[1] :].tolist():
+        for tokens in write(model, ids_BL, real_BL, greedy, batch_size).tolist():
             kept = tuple(itertools.takewhile(lambda token: token not in stops, tokens))
             text = template.tokenizer.decode(kept, skip_special_tokens=True)
             outcomes.append(Generated(text, kept, stopped=len(kept) < len(tokens)))

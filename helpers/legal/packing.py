@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from helpers.machine import xla
+from helpers.machine.decoding import MULTIPLE, base_of
 
 if TYPE_CHECKING:
     import torch
 
-MULTIPLE = 128  # of lengths: what a TPU's matrix unit and fused attention kernels tile by
 BLOCK = 1024  # tokens of a block that several short records share
 IGNORED = -100  # label of a token that is read and not learned
 TILE_TOKENS = 2048  # of a device at a time, so that the logits of a whole batch never exist at once
@@ -86,12 +86,6 @@ def masks_of(segment_ids_BT: torch.Tensor, config, dtype: torch.dtype):
 
 def layer_kinds(config) -> Sequence[str]:
     return getattr(config, "layer_types", None) or ()
-
-
-def base_of(model):
-    """The transformers model within PEFT's and that of several processes, or the model itself."""
-    model = getattr(model, "module", model)
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def summed_loss(model, blocks: dict[str, torch.Tensor], devices: int = 1, tokens: int = TILE_TOKENS) -> torch.Tensor:

@@ -131,9 +131,9 @@ def count(
 def evaluation_peak(workload: Workload, *, kind: str, precision: str, shares_keys: bool = True) -> int:
     """Bytes at the fullest moment of a workload's evaluation, weights included.
 
-    They are 0 where the workload has no evaluation, and on XLA, where the host evaluates.
+    They are 0 where the workload has no evaluation.
     """
-    if workload.evaluation is None or kind == "xla":
+    if workload.evaluation is None:
         return 0
     fake, model = _without_numbers(workload.model)
     live = LiveBytes([*model.parameters(), *model.buffers()])

@@ -173,7 +173,7 @@ forecast = forecasts.forecast_run(step, plan, machine)
 tables.show(forecast.rows())
 if machine.kind == "xla":
     print(
-        "answers are written on the host's CPU, since every length of a text would be compiled; this time is not in the forecast"
+        "the chips write the answers; of records that are labels alone, the host's CPU gives the likelihood. Neither is in the forecast"
     )
 arguments = sft_config(plan, machine, run.path, length=block, **params.logged())
 trainer = LegalTrainer(
