@@ -50,14 +50,29 @@ def refused() -> str:
     )
 
 
+def tried() -> str:
+    """Changes that were compiled, each beside the step as it is."""
+    rows, results = [], result("tpu_tried.json")["tried"]
+    for name, step in results.items():
+        before = results[name.partition("/")[0] + "/none"]
+        if step is not before:
+            row = {"step": f"{name.partition('/')[0]}, {step['layers']} layers", "change": step["change"]}
+            for part, show in (("moved", tables.size), ("peak", tables.size), ("seconds", tables.seconds)):
+                row[part] = f"{show(before[part])} → {show(step[part])}"
+            rows.append(row)
+    return tables.markdown(rows)
+
+
 def torch_tpu() -> str:
-    """The same steps through TorchTPU, beside what torch_xla's way needs on one chip."""
-    before, rows = result("tpu_compiler_steps.json")["steps"], []
-    for name, step in result("torch_tpu_steps.json")["steps"].items():
-        row = {"step": step["case"]}
-        for engine, found in (("TorchTPU", step), ("torch_xla", before.get(name, {}))):
-            row["memory, " + engine] = tables.size(found.get("peak")) or found.get("problem")
-            row["TFLOP, " + engine] = found.get("flops", 0) / 1e12 or None
-            row["moved, " + engine] = tables.size(found.get("moved"))
-        rows.append(row)
+    """Steps of an earlier version, lowered through TorchTPU."""
+    rows = []
+    for step in result("torch_tpu_steps.json")["steps"].values():
+        rows.append(
+            {
+                "step": step["case"],
+                "memory": tables.size(step.get("peak")) or step["problem"],
+                "TFLOP": step.get("flops", 0) / 1e12 or None,
+                "moved": tables.size(step.get("moved")),
+            }
+        )
     return tables.markdown(rows)
