@@ -48,7 +48,8 @@ def _write_on_xla(model, ids_BL, real_BL, N, batch_size) -> torch.Tensor:
     ids, real = (pad(part.repeat(batch_size, 1)[:batch_size], (missing, 0)) for part in (ids_BL, real_BL))
     parts = ids, pad(real, (0, N), value=1), (real.cumsum(1) - 1).clamp(min=0)
     token, seen, place = (xla.shard_batch(part.to(model.device)) for part in parts)
-    cache, written = StaticCache(transformer.config, max_cache_len=seen.shape[1]), []
+    cache = StaticCache(transformer.config, max_cache_len=seen.shape[1])
+    written: list[torch.Tensor] = []
     while len(written) < N:
         inputs = {"input_ids": token, "attention_mask": seen, "position_ids": place, CACHE: cache}
         with torch.autocast("xla", enabled=False):  # keys and values have the dtype of the weights
