@@ -59,6 +59,7 @@ PASSES = {  # training records: passes over them; a record with its chain has tw
 }
 ALL = max(PASSES)
 FORMS = ("chains", "labels")
+DROPOUT = 0.05  # of the adapters' inputs, beside none; development loss alone
 EXAMPLES = 4  # solved ones before a question of the base model
 PROBE, ALONE = "linear probe on the frozen model", "trained on labels alone"
 BASE_ROWS = {
@@ -169,7 +170,7 @@ class Study:
         path.write_text(json.dumps(made), encoding="utf-8")
         print(name, {key: value for key, value in made.items() if not isinstance(value, list | dict)}, flush=True)
 
-    def start(self, method: str, seed: int = 0):
+    def start(self, method: str, seed: int = 0, dropout: float = 0.0):
         params = LegalParameters(
             data_source="sample",
             base_model=str(self.model),
@@ -177,7 +178,7 @@ class Study:
             seed=seed,
             output_dir=str(self.folder / "runs"),
         )
-        model, tokenizer = load_model(params, self.machine)
+        model, tokenizer = load_model(params, self.machine, dropout=dropout)
         return model.eval(), ChatTemplate(tokenizer)
 
     def autocast(self):
@@ -235,10 +236,10 @@ class Study:
 
     # -- training --
 
-    def trained(self, form: str, seed: int, count: int) -> dict:
+    def trained(self, form: str, seed: int, count: int = ALL, dropout: float = 0.0) -> dict:
         """Trains adapters, keeps the pass with the lowest development loss, and asks the development and the test questions."""
         records = loaded(form, count, self.data, self.folder)
-        model, template = self.start("lora", seed)
+        model, template = self.start("lora", seed, dropout)
         rows, _, _ = encode(records, template)
         blocks = count_blocks([*map(len, rows["train"]["input_ids"])], BLOCK)
         settings = Recipe(
@@ -250,7 +251,7 @@ class Study:
             micro_batch_size=1,
         )
         planned = planner.plan(settings, workload(model, "SmolLM2-135M", BLOCK, "lora"), self.machine)
-        place = self.folder / "runs" / f"{form}_{count}_{seed}"
+        place = self.folder / "runs" / f"{form}_{count}_{seed}_{dropout}"
         config = sft_config(
             planned,
             self.machine,
@@ -277,6 +278,8 @@ class Study:
             "dev_losses": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
             "trained_weights": model.num_parameters(only_trainable=True),
         }
+        if dropout:
+            return made
         for name in ("validation", "test"):
             asked = records.splits[name]
             with trainer.compute_loss_context_manager():
@@ -306,6 +309,8 @@ class Study:
         for form, examples in BASE_ROWS:
             name = f"base, {form}, {examples} examples"
             self.piece(name, lambda form=form, examples=examples: self.base(form, examples))
+        for seed in SEEDS:
+            self.piece(f"dropout, seed {seed}", lambda seed=seed: self.trained("chains", seed, dropout=DROPOUT))
 
     def results(self) -> dict:
         """Scores of every system, by training records; of the trained ones the means over seeds."""

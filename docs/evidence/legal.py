@@ -57,6 +57,18 @@ def beats() -> str:
     return "no, for plain labels: counting words is as good or better"
 
 
+def dropout() -> str:
+    """Adapters' dropout: losses on the development records, by seed."""
+    losses = result(FILE).get("dev_losses", {})
+    rows = []
+    for name, values in losses.items():
+        if name.startswith("dropout"):
+            seed = name.rpartition(" ")[2]
+            without = losses[f"chains, 240 records, seed {seed}"]
+            rows.append({"seed": seed, "dropout 0, best dev loss": f"{min(without):.4f}", "0.05": f"{min(values):.4f}"})
+    return tables.markdown(rows) if rows else "Not measured yet."
+
+
 def chains() -> str:
     """A row a system, after the most training records."""
     if not _studies():
