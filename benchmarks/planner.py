@@ -146,7 +146,7 @@ def own_step(part: Part, measured: dict, place: Machine) -> dict:
 
 
 def main() -> int:
-    parser = argument_parser(__doc__.splitlines()[0], repetitions=3, each="nothing (one pass is counted exactly)")
+    parser = argument_parser(__doc__.splitlines()[0])
     parser.add_argument("--grid", action="store_true", help="write the grid alone")
     parser.add_argument("--own", action="store_true", help="write the own steps alone")
     parser.add_argument("notebooks", nargs="*", help=f"of {', '.join(ROOMS)}; all by default")

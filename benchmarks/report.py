@@ -16,29 +16,19 @@ from helpers.run import provenance
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 ROOT = Path(__file__).resolve().parents[1]
-MEDIAN_OF = 3  # at least
 
 
-def argument_parser(
-    description: str,
-    *,
-    repetitions: int,
-    each: str = "of each side, taking turns",
-    devices: Sequence[str] = ("cpu", "cuda"),
-) -> argparse.ArgumentParser:
-    """--device, --output and --repetitions; a benchmark adds its own."""
+def argument_parser(description: str, devices: Sequence[str] = ("cpu", "cuda")) -> argparse.ArgumentParser:
+    """--device and --output; a benchmark adds its own."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=devices, default="cpu")
     parser.add_argument("--output", "--out", type=Path, help="default: a file of this device in docs/results")
-    parser.add_argument("--repetitions", type=int, default=repetitions, help=f"{each}; at least {MEDIAN_OF}")
     return parser
 
 
 def parsed(parser: argparse.ArgumentParser, name: str) -> argparse.Namespace:
     """The arguments, once they are known to make sense; without --output it is docs/results/<name>_<device>.json."""
     arguments = parser.parse_args()
-    if arguments.repetitions < MEDIAN_OF:
-        parser.error(f"--repetitions {arguments.repetitions}: must be at least {MEDIAN_OF} for a median")
     if arguments.device == "cuda":
         import torch
 

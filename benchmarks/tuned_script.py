@@ -51,8 +51,9 @@ train.main()
 
 
 def main() -> int:
-    parser = report.argument_parser(__doc__, repetitions=6)
+    parser = report.argument_parser(__doc__)
     parser.add_argument("folder", type=Path, help="what the notebook wrote: results.json, the model and stock/")
+    parser.add_argument("--repetitions", type=int, default=6, help="turns of each side")
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps of each turn")
     arguments = report.parsed(parser, "tuned_script")
     results = json.loads((arguments.folder / "results.json").read_text(encoding="utf-8"))

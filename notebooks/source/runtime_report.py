@@ -31,7 +31,7 @@
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets peft trl sentence-transformers faiss-cpu bm25s pydantic filelock wandb matplotlib papermill
 # notebooks: graphmer_se hardware_tuning legal_cot_sft lejepa_training tinystories_reservoir
-# files: benchmarks/gpu.py benchmarks/report.py benchmarks/timing.py docs/evidence/gpu.py
+# files: benchmarks/gpu.py benchmarks/report.py benchmarks/stock.py docs/evidence/gpu.py
 
 # %% [markdown]
 # ## Your settings

@@ -1,0 +1,135 @@
+"""The strongest stock way to train what a notebook trains, which benchmarks/gpu.py runs beside ours: prints one line of JSON.
+
+    python benchmarks/stock.py legal_cot_sft --model FOLDER_OR_ID --device cuda --batch 5
+
+legal_cot_sft     TRL's SFTTrainer with PEFT's LoRA, records packed by best fit
+lejepa_training   SentenceTransformerTrainer with MultipleNegativesRankingLoss
+
+Nobody else trains over graphs of code, and the tuning notebook is itself a comparison with the stock Trainer.
+
+The texts are those of the notebook's sample. Half precision where the device has it, TF32, fused AdamW, no checkpointing and no logs.
+A step is measured from the end of the first one, which compiles and warms up; tokens are those that are no padding.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+
+LENGTHS = {"legal_cot_sft": 1024, "lejepa_training": 128}
+COPIES = 20  # of the sample's rows
+
+
+class Clock(TrainerCallback):
+    """The seconds at the end of the first and of the last step."""
+
+    ends: tuple[float, ...] = ()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step in (1, args.max_steps):
+            if args.device.type == "cuda":
+                torch.cuda.synchronize()
+            self.ends += (time.perf_counter(),)
+
+
+def legal(model: str, config, length: int):
+    import trl
+    from peft import LoraConfig
+
+    from helpers.legal.sample import sample_records
+
+    rows = []
+    for record in sample_records():
+        answer = {"role": "assistant", "content": f"{record['reasoning']}\n{record['answer']}"}
+        rows.append({"messages": [{"role": "user", "content": record["question"]}, answer]})
+    arguments = trl.SFTConfig(**config, packing=True, max_length=length)
+    adapters = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    return trl.SFTTrainer(model, arguments, train_dataset=Dataset.from_list(rows * COPIES), peft_config=adapters)
+
+
+def lejepa(model: str, config, length: int):
+    import sentence_transformers as st
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    from helpers.lejepa.sample import first_pairs
+
+    encoder = st.SentenceTransformer(model)
+    encoder.max_seq_length = length
+    questions, answers = zip(*first_pairs(), strict=True)
+    rows = Dataset.from_dict({"anchor": questions * COPIES, "positive": answers * COPIES})
+    arguments = st.SentenceTransformerTrainingArguments(**config)
+    return st.SentenceTransformerTrainer(
+        encoder, arguments, train_dataset=rows, loss=MultipleNegativesRankingLoss(encoder)
+    )
+
+
+TRAINERS = {"legal_cot_sft": legal, "lejepa_training": lejepa}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("notebook", choices=TRAINERS)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--compiled", action="store_true")
+    given = parser.parse_args()
+    on_card = given.device == "cuda"
+    has_bf16 = on_card and torch.cuda.get_device_capability() >= (8, 0)
+    config = {
+        "output_dir": "stock",
+        "max_steps": given.steps,
+        "per_device_train_batch_size": given.batch,
+        "learning_rate": 1e-4,
+        "bf16": has_bf16,
+        "fp16": on_card and not has_bf16,
+        "tf32": has_bf16 or None,
+        "optim": "adamw_torch_fused",
+        "gradient_checkpointing": False,
+        "torch_compile": given.compiled,
+        "use_cpu": not on_card,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "report_to": "none",
+        "dataloader_drop_last": True,
+    }
+    trainer, clock = TRAINERS[given.notebook](given.model, config, LENGTHS[given.notebook]), Clock()
+    trainer.add_callback(clock)
+    tokens, take_step = [], trainer.training_step
+
+    def counted(model, inputs, *rest):
+        masks = [inputs[name] for name in inputs if name.endswith("attention_mask")] or [inputs["input_ids"] >= 0]
+        tokens.append(sum(mask.sum() for mask in masks))
+        return take_step(model, inputs, *rest)
+
+    trainer.training_step = counted
+    began = time.perf_counter()
+    trainer.train()
+    step = (clock.ends[-1] - clock.ends[0]) / (given.steps - 1)
+    measured = {
+        "precision": "bf16" if has_bf16 else "fp16" if on_card else "fp32",
+        "batch": given.batch,
+        "micro_batch": given.batch,
+        "compiled": given.compiled,
+        "steps": given.steps,
+        "first_step_seconds": clock.ends[0] - began,
+        "step_seconds": step,
+        "tokens_per_second": float(sum(tokens)) / len(tokens) / step,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated() if on_card else 0,
+        "forecast_step_seconds": None,
+        "forecast_memory_bytes": None,
+        "mfu": None,
+    }
+    print(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    main()
