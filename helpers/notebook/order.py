@@ -128,10 +128,13 @@ class Order:
         for place in sorted(missing):
             titles.append(f"- {self.cells[place].title}")
             lost.update(self.cells[place].makes)
+        needed = sorted(lost & needs) or ["other cells"]
+        if len(needed) > 3:
+            needed = [*needed[:3], "..."]
         return (
-            f"this cell needs {', '.join(sorted(lost & needs)) or 'other cells'}: not there, made before the settings, the method or the "
-            "data changed, trained since, or left by a cell that was stopped. Run these cells to their end, in this order, and then this "
-            "one again:\n" + "\n".join(titles)
+            f"this cell needs {', '.join(needed)}: not there, made before the settings, the method or the data changed, trained since, or "
+            "left by a cell that was stopped. Run these cells to their end, in this order, and then this one again:\n"
+            + "\n".join(titles)
         )
 
     def _forget(self, stale: set[int], needs: set[str]) -> None:
