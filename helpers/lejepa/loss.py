@@ -80,7 +80,7 @@ class SIGReg(nn.Module):
         phi_P = torch.exp(-(knots_P**2) / 2)
         weights_P = 2 * knots_P[0] * phi_P
         weights_P[-1] /= 2
-        self.knots = list(zip(knots_P.tolist(), phi_P.tolist(), weights_P.tolist(), strict=True))
+        self.knots_P, self.phi_P, self.weights_P = knots_P, phi_P, weights_P
         self.floor = float((weights_P * (1 - phi_P**2)).sum())  # E |psi_N - psi|^2 = (1 - |psi|^2) / N
 
     def slices(self, dimensions: int, step: int) -> torch.Tensor:
@@ -101,17 +101,17 @@ class SIGReg(nn.Module):
     def epps_pulley(self, u_VNM: torch.Tensor) -> torch.Tensor:
         """T above, averaged over views and slices. Over several processes it is that of the batch that they share."""
         N = over_processes(u_VNM.new_full((), u_VNM.shape[1]))
-        sums_P2VM = torch.stack([recompute(sums_at_knot, u_VNM, t) for t, _, _ in self.knots])
-        means_P2VM = over_processes(sums_P2VM) / N
-        total = 0.0
-        for (_, phi, weight), (cos_VM, sin_VM) in zip(self.knots, means_P2VM, strict=True):
-            total = total + weight * ((cos_VM - phi).square() + sin_VM.square()).mean()
-        return N * total
+        knots_P, phi_P, weights_P = (move(column_P, u_VNM) for column_P in (self.knots_P, self.phi_P, self.weights_P))
+        sums_2PVM = recompute(sums_at_knots, u_VNM, knots_P)
+        cos_PVM, sin_PVM = over_processes(sums_2PVM) / N
+        distance_P = ((cos_PVM - phi_P[:, None, None]).square() + sin_PVM.square()).mean((1, 2))
+        return N * (weights_P * distance_P).sum()
 
 
-def sums_at_knot(u_VNM: torch.Tensor, t: float) -> torch.Tensor:
-    """Sums over the texts of cos(t u) and sin(t u) [2, V, M]."""
-    return torch.stack(((t * u_VNM).cos().sum(1), (t * u_VNM).sin().sum(1)))
+def sums_at_knots(u_VNM: torch.Tensor, knots_P: torch.Tensor) -> torch.Tensor:
+    """Sums over the texts of cos(t u) and sin(t u) [2, P, V, M]."""
+    angles_PVNM = knots_P[:, None, None, None] * u_VNM
+    return torch.stack((angles_PVNM.cos().sum(2), angles_PVNM.sin().sum(2)))
 
 
 # ---- the whole loss
