@@ -487,7 +487,7 @@ def main() -> None:
     for name in [] if arguments.train else arguments.measure:
         if name == "attempts":
             banking = bench("banking77")
-            collections["banking77"] |= {"attempts": attempts(banking)}
+            collections["banking77"] |= {"attempts": attempts(banking), "terms": terms(banking)}
         else:
             collections[name] = collections.get(name, {}) | measure(name, bench(name))
         machine = report.machine("cpu", ("torch", "sentence-transformers", "bm25s"))
