@@ -118,8 +118,6 @@ def main() -> None:
         "precision": "bf16" if has_bf16 else "fp16" if on_card else "fp32",
         "batch": given.batch,
         "micro_batch": given.batch,
-        "compiled": given.compiled,
-        "steps": given.steps,
         "first_step_seconds": clock.ends[0] - began,
         "step_seconds": step,
         "tokens_per_second": float(sum(tokens)) / len(tokens) / step,

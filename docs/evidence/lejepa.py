@@ -81,7 +81,7 @@ def attempts() -> str:
                 "processor minutes": f"{attempt['minutes']:.1f}",
             }
         )
-    return tables.markdown(rows) if rows else "Not measured yet."
+    return tables.markdown(rows)
 
 
 def terms() -> str:
@@ -97,7 +97,7 @@ def terms() -> str:
                     "over all three": _interval(values) if "low" in values else "",
                 }
             )
-    return tables.markdown(table) if table else "Not measured yet."
+    return tables.markdown(table)
 
 
 def documents() -> str:
@@ -106,7 +106,7 @@ def documents() -> str:
     for name in sorted({"man-fr", "man-es"} & {*_collections()}):
         for row in _table(name, [*_collections()[name]["rows"]]):
             table.append({"collection": name, **row})
-    return tables.markdown(table) if table else "Not measured yet."
+    return tables.markdown(table)
 
 
 def comparison() -> str:
