@@ -339,8 +339,8 @@ def attempts(bench: Bench) -> list[dict]:
             if not several:
                 continue
             values, mixes = chosen([bench.measure(vectors) for vectors in several])
-            rows.append({"attempt": row, "mix": [str(mix) for mix in mixes]})
-            rows[-1]["minutes"] = max(float(vectors["minutes"]) for vectors in trained)
+            minutes = max(float(vectors["minutes"]) for vectors in trained)
+            rows.append({"attempt": row, "mix": [*map(str, mixes)], "minutes": minutes})
             for part in bench.judges:
                 rows[-1][part] = values[part].mean(1).tolist()
             for against, theirs in (("linear classifier", stock["test"][CLASSIFIER]), (SEARCH, search["test"][0])):

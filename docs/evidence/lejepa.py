@@ -104,8 +104,7 @@ def documents() -> str:
     """Man pages: what training on titles and texts adds for pages that did not train."""
     table = []
     for name in sorted({"man-fr", "man-es"} & {*_collections()}):
-        for row in _table(name, [*_collections()[name]["rows"]]):
-            table.append({"collection": name, **row})
+        table += [{"collection": name, **row} for row in _table(name, [*_collections()[name]["rows"]])]
     return tables.markdown(table)
 
 
