@@ -424,7 +424,6 @@ def measure(name: str, bench: Bench) -> dict:
         seeds[TRAINED] = [dict(np.load(file)) for file in files]
         for file, kept in zip(files, seeds[TRAINED], strict=True):
             costs.append({"run": file.stem, **{key: float(kept[key]) for key in ("minutes", "steps", "batch")}})
-    of_terms = {"terms": terms(bench)} if name in TRAINED_ON else {}
     rows = rows_of(bench, seeds)
     comparisons = []
     chosen = [row for row in rows if row.endswith(", chosen weights")]
@@ -445,7 +444,6 @@ def measure(name: str, bench: Bench) -> dict:
         "questions": {part: len(judge.asked) for part, judge in bench.judges.items()},
         "costs": costs,
         "defaults": defaults,
-        **of_terms,
         "rows": {
             row: {part: value if part == "mix" else value.mean(1).tolist() for part, value in values.items()}
             for row, values in rows.items()
