@@ -64,7 +64,7 @@ def main(output_dir: str, options: dict) -> dict:
     import transformers
 
     from helpers.graphmer.configuration import override, read_configuration
-    from helpers.graphmer.graph.extraction import load_graph
+    from helpers.graphmer.graph.repository import load_graph
     from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer
 
     torch.set_num_threads(1)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.graphmer.configuration import read_configuration
-from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.repository import load_graph
 
 from .hostile import MARKER, cases, guarded
 

@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,23 +61,61 @@ def _ask(options: argparse.Namespace) -> None:
 
 
 def _search(options: argparse.Namespace) -> None:
-    from .graph.repository import cached_graph
+    report = _hits(options.repository, options.question, options.most, options.model)
+    if options.json:
+        print(json.dumps(report))
+        return
+    _show(report["hits"], options.question)
+    _show_unread(report["unread"], options.most)
+
+
+def _hits(repository: str, question: str, most: int, model: str | None = None) -> dict[str, Any]:
+    from .graph.repository import Repository
     from .search import search
 
-    hits = search(options.repository, options.question, model=options.model, most=options.most)
-    rows = [hit._asdict() for hit in hits]
-    unread = cached_graph(options.repository).manifest["failed"]
-    if options.json:
-        print(json.dumps({"hits": rows, "unread": unread}))
-        return
-    _show(rows, options.question)
-    _show_unread(unread, options.most)
+    hits = search(repository, question, model=model, most=most)
+    return {"hits": [hit._asdict() for hit in hits], "unread": Repository(repository).failed}
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from .agent import serve
+    """Answers over stdin and stdout until stdin ends; files that changed are read again at each question."""
+    from .ask import Asked
 
-    serve(options.repository)
+    try:
+        from mcp.server import MCPServer
+    except ImportError:  # before mcp 2
+        from mcp.server.fastmcp import FastMCP as MCPServer
+
+    repository = options.repository
+    server, asked = MCPServer("graphmer"), Asked(repository)
+
+    def report(name: str, relation: str, most: int) -> dict[str, Any]:
+        try:
+            return asked.report(name, relation, most)
+        except ValueError as error:  # with near names, which the server would not pass on
+            return {"error": str(error)}
+
+    @server.tool()
+    def ask(name: str, relation: str = "called_by", most: int = 50) -> dict[str, Any]:
+        """Who uses a definition of the repository, or what it calls, proved from the sources, with file, line and kind of each.
+
+        name: qualified name of a function, class, method or variable, or the end of one that no other has.
+        relation: "called_by" for every use, "calls", or "impact" for all that a change reaches.
+        status of an answer: "known" is proved; "one of" may be another of `could_be`; "inferred" is jedi's; "open" may be it.
+        """
+        return report(name, relation, most)
+
+    @server.tool()
+    def impact(name: str, most: int = 50) -> dict[str, Any]:
+        """All definitions that a change of one reaches, nearest first, over uses that are proved."""
+        return report(name, "impact", most)
+
+    @server.tool()
+    def search(question: str, most: int = 5) -> dict[str, Any]:
+        """Functions and classes of the repository that fit a question in words best (BM25 over names and sources)."""
+        return _hits(repository, question, most)
+
+    server.run()
 
 
 def _show_unread(failed: Sequence[dict], most: int) -> None:

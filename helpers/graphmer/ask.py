@@ -12,17 +12,15 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from helpers.data.words import code_words
 
-from .graph.extraction import load_graph
-from .graph.knowledge_graph import Entity, KnowledgeGraph, unresolved
+from .graph.knowledge_graph import Entity, unresolved
 from .graph.repository import Repository
 from .graph.resolution import Resolver, Targets, join, only
-from .graph.scopes import Expression, ImportedName, Known, Module, Scope, Use, Value
+from .graph.scopes import Expression, Known, Module, Scope, Use, Value
 
 KNOWN = "known"
 OVERRIDDEN = "overridden"
@@ -72,20 +70,13 @@ class Site(NamedTuple):
 
 
 class Asked:
-    """A repository that is asked; what has changed is read again at each question. Raises what `load_graph` does."""
+    """A repository that is asked; what has changed is read again at each question. Raises what `load_graph` does.
+
+    repository.failed: path and error of each file that could not be read; what it uses is in no answer.
+    """
 
     def __init__(self, repository: str | Path):
         self.repository = Repository(repository)
-
-    @cached_property
-    def graph(self) -> KnowledgeGraph:
-        """Entities and triples of the repository, as a model is trained on."""
-        return load_graph(self.repository.data_source)
-
-    @property
-    def failed(self) -> list[dict[str, str]]:
-        """Path and error of each file that could not be read: what it uses is in no answer."""
-        return self.repository.failed
 
     def answers(self, name: str, relation: str, infer: bool = True) -> list[Answer]:
         """Every known answer, nearest first, then the others.
@@ -113,7 +104,9 @@ class Asked:
         """Every mention of a definition, in the files that are near it first."""
         group = self.group(name)
         sites = self._sites(group)
-        return [*self._inferred(group, sites)] if infer else sites
+        if infer:
+            return [*self._inferred(group, sites)]
+        return [site._replace(status=OPEN) if site.status == INFERRED else site for site in sites]
 
     def report(self, name: str, relation: str, most: int) -> dict[str, Any]:
         """`answers` as JSON: how many of each status, at most `most` of each, and the files that could not be read."""
@@ -130,7 +123,7 @@ class Asked:
             "count": dict(count),
             "answers": rows,
             "nothing": nothing if relation == "called_by" else "nothing that the sources prove",
-            "unread": self.failed,
+            "unread": self.repository.failed,
         }
 
     # ---- names
@@ -196,7 +189,8 @@ class Asked:
         elif not is_named or not self._may_be(resolver, use, entities):
             return None
         if status != OPEN and not targets.one:
-            status, could_be = ONE_OF if targets.complete else OPEN, _some(meant)
+            unproved = INFERRED if len(targets.values) == 1 else OPEN
+            status, could_be = ONE_OF if targets.complete else unproved, _some(meant)
         kind = use.kind
         if _is_read(resolver, entities[0]) and kind not in _OF_VARIABLES:
             kind = "read"
@@ -283,11 +277,15 @@ class Asked:
         definitions = [self._defined_at(name) for name in group]
         resolver, entity = self.repository.entities[group[0]]
         family = {below for name in group for below in (name, *resolver.overriders(name))}
-        is_only_one = len(code_words(entity.name)) > 1 and family.issuperset(self._candidates(entity.name))
+        others = {*self._candidates(entity.name)} - family
+        is_only_one = len(code_words(entity.name)) > 1 and not others and entity.type != "function"
+        is_override = any(family.intersection(resolver.overriders(other)) for other in others)
         scripts: dict[str, Any] = {}
         end = time.monotonic() + _INFERENCE_SECONDS
         for site in sites:
             is_inferred = site.status == OPEN and is_only_one
+            if site.status == INFERRED and is_override:
+                site = site._replace(status=OPEN)
             if site.status == OPEN and not is_inferred and site.file.endswith(".py") and time.monotonic() < end:
                 is_inferred = not self._goes_to(site, scripts).isdisjoint(definitions)
             yield site._replace(status=INFERRED) if is_inferred else site
@@ -379,8 +377,8 @@ def _add_aliases(module: Module, names: set[str]) -> set[str]:
     while before < len(names):
         before = len(names)
         for name, meaning, is_seen in aliases:
-            if isinstance(meaning, Expression | ImportedName):
-                source = meaning.name if isinstance(meaning, ImportedName) else meaning.chain.rpartition(".")[2]
+            if isinstance(meaning, Expression):
+                [source] = re.findall(r"\w*(?=\)?$)", meaning.chain)[:1]  # `f` of `partial(self.f)`
                 if name and source in names and source != name:
                     names.add(name)
                     exported |= {name} if is_seen else set()

@@ -11,7 +11,6 @@ import random
 import re
 import sysconfig
 import textwrap
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,9 +20,11 @@ from datasets import Dataset
 
 from helpers.data.listing import list_files
 
+from .graph.repository import quiet
+from .graph.sources import MOST_BYTES
+
 LEAST_WORDS, MOST_WORDS = 4, 40  # of a question; "See above." asks for nothing
 MOST_PAIRS = 300  # of one package
-MOST_BYTES = 1_000_000  # of a source file
 LEAST_HELD_OUT, MOST_HELD_OUT = 40, 100  # pairs of a package that is held out
 LEFT_OUT = frozenset({"test", "tests", "testing", "testsuite", "idle_test", "conftest"})
 LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__", "node_modules", "lib2to3", "pydoc_data"}
@@ -74,8 +75,7 @@ def _read_file(path: Path, root: Path) -> list[Definition]:
         if path.stat().st_size > MOST_BYTES:
             return []
         content = path.read_bytes()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+        with quiet():
             tree = ast.parse(content)
     except (OSError, SyntaxError, ValueError, RecursionError):
         return []

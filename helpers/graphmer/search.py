@@ -21,7 +21,7 @@ from helpers.data.bm25 import Bm25
 from helpers.data.words import code_words
 
 from .graph.knowledge_graph import DEFINED, Entity, KnowledgeGraph
-from .graph.repository import cache_folder, cached_graph, keep
+from .graph.repository import Repository, cache_folder, keep
 from .graph.sources import TEST_FOLDERS
 from .text import Documents
 
@@ -112,7 +112,7 @@ def search(
 
     Raises what `load_graph` does, FileNotFoundError (no model in the folder), ValueError (a repository without definitions).
     """
-    graph = cached_graph(repository)
+    graph = Repository(repository).graph()
     definitions = find_definitions(graph, tests)
     if not definitions:
         raise ValueError(f"repository={str(repository)!r}: defines no function and no class outside of its tests")

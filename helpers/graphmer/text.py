@@ -18,8 +18,8 @@ import numpy as np
 from helpers.data.data_source import DataSource
 from helpers.parameters import SAMPLE
 
-from .graph.extraction import folder_of
 from .graph.knowledge_graph import DEFINED, Entity, KnowledgeGraph
+from .graph.repository import folder_of
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

@@ -97,20 +97,21 @@ print(machine, f"output: {run.path}", sep="\n")
 # Needs no model and no training, and takes seconds on a large repository. *Called by* is every use, with its kind: a call, a decorator,
 # a base class, an annotation, a value that is passed on. **known**: the sources prove it, through imports, scopes and inheritance.
 # **overridden**: they prove a use of a method that this one overrides. **one of**: it is this, or one of those in `could_be`.
-# **inferred**: jedi says so (where it is installed). **open**: the source names it there, and only running would tell what is meant;
-# look at these lines yourself. Without a `query` the function with most callers is asked about.
+# **inferred**: the sources name it as the only candidate that they show, or jedi says so (where it is installed). **open**: the source
+# names it there, and only running would tell what is meant; look at these lines yourself. Without a `query` the function with most callers is asked about.
 
 # %%
 from collections import Counter
 
 from helpers.graphmer.ask import Asked
+from helpers.graphmer.graph.repository import load_graph
 from helpers.graphmer.text import identify_sources
 
-asked = Asked(data_source)
-source = identify_sources(asked.graph, data_source)
+asked, graph = Asked(data_source), load_graph(data_source)
+source = identify_sources(graph, data_source)
 run.same_data(source.source)
-calls = Counter(triple.tail for triple in asked.graph.triples if triple.relation == "calls")
-defined = [name for name, _ in calls.most_common() if asked.graph.entities[name].status == "defined"]
+calls = Counter(triple.tail for triple in graph.triples if triple.relation == "calls")
+defined = [name for name, _ in calls.most_common() if graph.entities[name].status == "defined"]
 name = defined[0] if defined else ""
 if params.query:
     try:
@@ -124,7 +125,7 @@ for relation in ("called_by", "calls", "impact") if name else ():
     counts = Counter(answer.status for answer in answers)
     summary = ", ".join(f"{number:,} {status}" for status, number in counts.items())
     tables.show([answer._asdict() for answer in answers[:8]], f"{name} {relation}: {summary or 'nothing'}")
-unread = asked.failed
+unread = asked.repository.failed
 if unread:
     tables.show(
         unread[:8], f"{len(unread):,} files could not be read: no answer and no search below knows what is in them"
@@ -142,7 +143,7 @@ if unread:
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 from helpers.graphmer import search_training
-from helpers.graphmer.graph.extraction import folder_of
+from helpers.graphmer.graph.repository import folder_of
 from helpers.graphmer.pairs import hold_out, in_batches, installed_packages, pairs
 from helpers.graphmer.search import CODE_TOKENS
 from helpers.plan import settings as planner
@@ -282,7 +283,7 @@ from helpers.graphmer.configuration import to_yaml
 from helpers.graphmer.training import load_corpus
 
 (run.path / "configuration.yaml").write_text(to_yaml(configuration), encoding="utf-8")
-corpus = load_corpus(asked.graph, data_source, configuration)
+corpus = load_corpus(graph, data_source, configuration)
 triples = {split: len(getattr(corpus.splits, split)) for split in ("train", "validation", "test")}
 tables.show([triples | {"sequences": len(corpus.train)}], f"{source.source}: {corpus.splits.reason}")
 example, names = corpus.train[0], corpus.train.encoded.relations.names

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.repository import load_graph
 from helpers.legal.data import load_records
 from helpers.lejepa import data as lejepa_data
 from helpers.reservoir.data import load_texts

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.graphmer.configuration import read_configuration
-from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.repository import load_graph
 from helpers.graphmer.graph.sources import MOST_BYTES
 from helpers.graphmer.parameters import GraphParameters
 from helpers.graphmer.training import Corpus, load_corpus, new_model

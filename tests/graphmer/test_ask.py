@@ -10,8 +10,7 @@ import pytest
 
 from helpers.graphmer.__main__ import main
 from helpers.graphmer.ask import CALLS, Answer, Asked
-from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.graph.repository import cached_graph
+from helpers.graphmer.graph.repository import Repository, load_graph
 
 from .test_imports import write
 
@@ -200,7 +199,7 @@ def test_a_notebook_is_read_and_what_cannot_be_read_is_named(tmp_path):
     asked = Asked(tmp_path / "code")
     places = {answer.kind: answer.mentioned for answer in asked.answers("find", "called_by")}
     assert places == {"called": "n.ipynb cell 3:1", "imported": "n.ipynb cell 2:2"}
-    assert [failure["path"] for failure in asked.failed] == ["bad.ipynb", "worse.py"]
+    assert [failure["path"] for failure in asked.repository.failed] == ["bad.ipynb", "worse.py"]
 
 
 def test_nothing_is_said_only_where_the_word_does_not_occur(tmp_path):
@@ -306,8 +305,8 @@ def test_in_java_arguments_and_receivers_decide_who_can_be_a_caller(tmp_path):
 
 def test_what_was_read_is_kept_until_a_file_changes(tmp_path):
     folder = write(tmp_path / "code", SHOP)
-    first = cached_graph(folder)
-    assert cached_graph(folder) == first
+    first = Repository(folder).graph()
+    assert Repository(folder).graph() == first
     assert first.entities.items() <= load_graph(folder).entities.items()
     kept = Asked(folder)
     before = {*kept.repository._kept}
@@ -323,12 +322,12 @@ def test_what_was_read_is_kept_until_a_file_changes(tmp_path):
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", "\0"])
 def test_a_damaged_cache_is_made_again(shop, cache, damage):
-    definitions = cached_graph(shop)
+    definitions = Repository(shop).graph()
     [file] = cache.iterdir()
     written = file.read_text()
     for content in (damage, written[:-300], written.replace("shop", "shap", 1)):
         file.write_text(content)
-        assert cached_graph(shop) == definitions
+        assert Repository(shop).graph() == definitions
         assert file.read_text() == written
 
 

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 
 from helpers.graphmer.chains import Leaf, LeafyChains, Relations, curriculum, mask_roots, phase_steps
 from helpers.graphmer.configuration import override, read_configuration
-from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED
+from helpers.graphmer.graph.repository import load_graph
 from helpers.graphmer.text import MASK, PAD, SEP, shown_name
 from helpers.graphmer.training import load_corpus
 

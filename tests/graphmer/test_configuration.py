@@ -5,7 +5,7 @@ import pytest
 from helpers.graphmer import configuration
 from helpers.graphmer.chains import LeafyChains
 from helpers.graphmer.configuration import FIXED, PROFILES, override, paths, read_configuration
-from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.repository import load_graph
 from helpers.graphmer.parameters import GraphParameters
 from helpers.graphmer.training import load_corpus
 from helpers.graphmer.workload import run_recipe

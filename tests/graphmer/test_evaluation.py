@@ -7,8 +7,8 @@ import pytest
 
 from helpers.graphmer import evaluation, search_training
 from helpers.graphmer.configuration import override, read_configuration
-from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, read_ontology
+from helpers.graphmer.graph.repository import load_graph
 from helpers.graphmer.parameters import GraphParameters
 from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer
 from helpers.graphmer.workload import planned

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.imports import Imports, module_path
+from helpers.graphmer.graph.repository import load_graph
 
 pytestmark = pytest.mark.once
 

@@ -4,9 +4,8 @@ import sys
 
 import pytest
 
-from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED
-from helpers.graphmer.graph.repository import cached_graph
+from helpers.graphmer.graph.repository import Repository, load_graph
 
 from .batches import violations
 from .test_imports import write
@@ -209,5 +208,5 @@ def test_a_graph_without_its_java_is_not_kept_for_when_there_is_a_parser(parser,
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.MonkeyPatch.context() as patched, pytest.warns(UserWarning, match="cannot be read"):
         patched.setitem(sys.modules, "tree_sitter", None)
-        assert "A" not in cached_graph(folder).entities
-    assert "A" in cached_graph(folder).entities
+        assert "A" not in Repository(folder).graph().entities
+    assert "A" in Repository(folder).graph().entities

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from benchmarks.graph import calls_of, resolver, truth, watched
+from helpers.graphmer.ask import Asked
 
 from .test_imports import write
 
@@ -172,6 +173,92 @@ PROGRAMS = {
     "container of a subclass": "def run(x: list[A]):\n    for a in x: a.go()\n    x[0].go()\nrun([B()])",
     "nested function again": "def f():\n    def g(): return A()\n    def h(): g().go()\n    def g(): return Other()\n    h()\nf()",
     "instance called": "class C:\n    def __call__(self): return A()\nclass D(C):\n    def __call__(self): return Other()\ndef run(c: C): c().go()\nrun(D())",
+    "data descriptor": (
+        "class P:\n    def __set_name__(self, owner, name): self.name = name\n"
+        "    def __get__(self, instance, owner): return Other() if instance else self\n"
+        "    def __set__(self, instance, value): one()\n    def go(self): pass\nclass C:\n    x = P()\n"
+        "    def __init__(self): self.x = A()\n    def run(self): self.x.go()\nC().run()\nC.x.go()"
+    ),
+    "descriptor of a base": (
+        "class P:\n    def go(self): pass\nclass Q(P):\n    def __get__(self, *rest): return Other()\nclass C:\n    x: P = Q()\n"
+        "    def run(self): self.x.go()\nC().run()"
+    ),
+    "descriptor from a function": (
+        "class Q:\n    def __get__(self, *rest): return Other()\n    def go(self): pass\ndef make() -> Q: return Q()\nclass C:\n"
+        "    x = make()\nC().x.go()"
+    ),
+    "__get__ of several": (
+        "class P:\n    def __get__(self, instance, owner): return self if instance is None else Other()\n    def go(self): pass\n"
+        "class C:\n    x = P()\nC().x.go()\nC.x.go()"
+    ),
+    "partial": "import functools\nf = functools.partial(two)\nf().go()\ng = functools.partial(A)\ng().go()",
+    "own partial": "def partial(f): return two\npartial(one)().go()",
+    "decorator by partial": "import functools\ndef deco(g, f): return g\n@functools.partial(deco, two)\ndef f(): return A()\nf().go()",
+    "__copy__": "import copy\nclass C:\n    def go(self): pass\n    def __copy__(self): return Other()\ncopy.copy(C()).go()",
+    "singledispatchmethod": (
+        "import functools\nclass C:\n    @functools.singledispatchmethod\n    def f(self, x): return A()\n    @f.register\n"
+        "    def _(self, x: int): return Other()\n    def run(self): self.f(1).go()\nC().run()"
+    ),
+    "wraps that does not call": (
+        "import functools\ndef deco(f):\n    @functools.wraps(f)\n    def inner(): return two()\n    return inner\n@deco\n"
+        "def f(): return A()\nf().go()"
+    ),
+    "dataclass factories": (
+        "import dataclasses\ndef make(): return Other()\n@dataclasses.dataclass\nclass C:\n"
+        "    x: object = dataclasses.field(default_factory=make)\n    y: list = dataclasses.field(default_factory=lambda: [A()])\n"
+        "    z: A = None\n    def run(self):\n        self.x.go()\n        self.y[0].go()\n        self.z.go()\nC(z=B()).run()"
+    ),
+    "dataclass inherited": (
+        "import dataclasses\n@dataclasses.dataclass\nclass C:\n    x: A\n@dataclasses.dataclass\nclass D(C):\n    x: Other\n"
+        "def run(c: C): c.x.go()\nrun(D(Other()))"
+    ),
+    "cooperative super": (
+        "class Root:\n    def go(self, *rest): return A()\nclass L(Root):\n    def go(self, *rest): return super().go()\n"
+        "class R(Root):\n    def go(self, *rest): return Other()\nclass D(L, R):\n    def go(self): return super().go()\n"
+        "D().go().go()\nL().go().stop()"
+    ),
+    "super __init__": (
+        "class Root:\n    def __init__(self): self.x = A()\nclass L(Root):\n    def __init__(self): super().__init__()\n"
+        "class R(Root):\n    def __init__(self):\n        super().__init__()\n        self.x = Other()\nclass D(L, R):\n"
+        "    def run(self): self.x.go()\nD().run()"
+    ),
+    "super twice": (
+        "class Root:\n    def make(self): return A()\nclass L(Root):\n    def run(self): super().make().go()\nclass R(Root):\n"
+        "    def make(self): return Other()\nclass D(L, R): pass\nD().run()\nL().run()"
+    ),
+    "super in a diamond of five": (
+        "class R(A):\n    def stop(self): pass\nclass L(A):\n    def go(self): pass\nclass D(L, R):\n"
+        "    def run(self): self.go(), self.stop()\nclass E(D):\n    def stop(self): super().stop()\n"
+        "    def go(self): super(D, self).go()\nE().run()\nE().stop()\nD().run()"
+    ),
+    "nested classes": (
+        "class C:\n    class A:\n        def go(self): return 1\n    def make(self): return A()\n"
+        "    def own(self): return self.A()\nclass D(C):\n    class A:\n        def go(self): return 2\nC().make().go()\n"
+        "D().own().go()\nC.A().go()"
+    ),
+    "nested class of a base": (
+        "class C:\n    class Meta(A): pass\n    def run(self): self.Meta().go()\nclass D(C):\n    class Meta(C.Meta):\n"
+        "        def go(self): return Other()\nD().run()"
+    ),
+    "module __getattr__ of an import": (
+        "import m\ndef __getattr__(name):\n    if name == 'late': return two\n    raise AttributeError(name)\nfrom m import late\n"
+        "late().go()\nm.late().go()"
+    ),
+    "conditional import in a function": (
+        "def f():\n    try: from nowhere import A\n    except ImportError: from m import Other as A\n    A().go()\nf()"
+    ),
+    "class decorator that adds": "def deco(c):\n    c.go = Other.go\n    return c\n@deco\nclass C(A):\n    def go(self): return 1\nC().go()",
+    "async with and for": (
+        "import asyncio\nclass C:\n    async def __aenter__(self): return Other()\n    async def __aexit__(self, *rest): pass\n"
+        "    def __aiter__(self): return self\n    async def __anext__(self): raise StopAsyncIteration\nasync def run():\n"
+        "    async with C() as c: c.go()\n    async for x in C(): x.go()\n    return A()\nasync def main(): (await run()).go()\n"
+        "asyncio.run(main())"
+    ),
+    "async overridden by sync": (
+        "import asyncio\nclass C:\n    async def f(self): return A()\n    async def run(self):\n        x = self.f()\n"
+        "        x = await x\n        x.go()\nclass D(C):\n    def f(self): return g()\nasync def g(): return Other()\n"
+        "asyncio.run(D().run())"
+    ),
 }  # fmt: skip
 
 
@@ -188,10 +275,13 @@ def test_what_is_known_is_what_runs(tmp_path, monkeypatch, name):
     monkeypatch.undo()
     file = str(tmp_path / "m.py")
     calls = calls_of(file)
-    reached = {}
+    reached, asked = {}, Asked(tmp_path)
     for _, place, (callee, above) in rows:
         if tuple(place) in calls:
             word, line, column = calls[tuple(place)]
+            if callee in asked.repository.entities and callee.endswith(f".{word}"):
+                named = {(use.line, use.column) for use in asked.uses(callee, infer=False)}
+                assert (line, column) in named, f"line {line - BASE.count(chr(10))}: no use of {callee}, which ran"
             names = {word, callee.rpartition(".")[2]}
             right = {callee, *above, *(f"{one}.{name}" for one in above for name in names)}
             if (

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.repository import load_graph
 from helpers.graphmer.text import Documents, encodings, identifier_tokens, train_tokenizer
 
 from .batches import library

@@ -109,7 +109,7 @@ def graphmer(machine, folder: Path, options: dict):
 
     from helpers.graphmer.configuration import override, read_configuration
     from helpers.graphmer.encoder import HGAT
-    from helpers.graphmer.graph.extraction import load_graph
+    from helpers.graphmer.graph.repository import load_graph
     from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer
     from tests.graph_run import SMALL
     from tests.graphmer.batches import library

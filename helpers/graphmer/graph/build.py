@@ -70,7 +70,7 @@ class Build:
             if isinstance(meaning, Expression) and meaning.chain[-1] == "!":
                 self._relate(meaning.scope, entity, relation, meaning.chain[:-1])
             elif relation == "returns" and isinstance(meaning, Expression | Known):
-                value = self.names.meaning(meaning, self.names.module_of[entity]).one
+                value = self.names.meaning(meaning).one
                 if value and value.is_instance:
                     self._add(entity, relation, value, "")
 

@@ -11,7 +11,7 @@ import re
 from .imports import Imports
 from .knowledge_graph import Entity
 from .resolution import CLASSES, OPEN, Resolver, Targets, only
-from .scopes import OPAQUE, Expression, ImportedModule, Known, Module, Scope, Use, Value
+from .scopes import OPAQUE, Expression, Known, Module, Scope, Use, Value
 
 KINDS = {
     "class_declaration": "class", "record_declaration": "class", "interface_declaration": "interface",
@@ -78,9 +78,9 @@ def read_java(content: bytes, label: str) -> Module:
         if imported != name:
             module.stars.append((name, 0))
         elif "static" in words:
-            name, module.scope.names[f"{last}/"] = owner, [ImportedModule(owner)]
+            name, module.scope.names[f"{last}/"] = owner, [Expression(f"{owner}:", module.scope)]
         else:
-            module.scope.names[last] = [ImportedModule(name)]
+            module.scope.names[last] = [Expression(f"{name}:", module.scope)]
         _mention(module.scope, "imported", f"{name}:", node)
     _read(_children(root, *KINDS), module)
     return module
@@ -278,7 +278,7 @@ class JavaResolver(Resolver):
                 if "/" in name and looking.parent.kind == "class" and not self.classes.keys() >= {*order}:
                     return OPEN  # inherited from outside, or a method of the class around
             elif name in looking.names:
-                return self._meanings(looking.names[name], looking.module)
+                return self._meanings(looking.names[name])
             elif looking.hidden and "/" in name:
                 return OPEN
             looking = looking.parent
@@ -288,7 +288,7 @@ class JavaResolver(Resolver):
         """What imports bring; else a method without an owner is one that the outermost class has from outside."""
         method = f"{name.partition('/')[0]}/"
         if "/" in name and method in module.scope.names:
-            imported = self._meanings(module.scope.names[method], module)
+            imported = self._meanings(module.scope.names[method])
             return imported.each(lambda owner: self._attribute(owner, name))
         for origin, _ in module.stars:
             imported_from = self.label + origin
@@ -317,7 +317,7 @@ class JavaResolver(Resolver):
         if self.type_of(called.entity) in CLASSES:
             return only(Value(called.entity, True))
         module = self.module_of.get(called.entity)
-        return self._meanings(module.results.get(called.entity, ()), module) if module else OPEN
+        return self._meanings(module.results.get(called.entity, ())) if module else OPEN
 
     def lookup(self, order: list[str], name: str, is_instance: bool = False) -> Targets:
         outside = []
@@ -326,7 +326,7 @@ class JavaResolver(Resolver):
                 outside.append(entity)
             elif meanings := self.classes[entity].names.get(name):
                 # What stands above it and outside, or takes an object where this takes a number, may be a better one.
-                targets = self._meanings(meanings, self.classes[entity].module)
+                targets = self._meanings(meanings)
                 is_best = "(" in name or not (
                     outside or self._is_boxed(targets, order[order.index(entity) + 1 :], name)
                 )

@@ -31,6 +31,7 @@ _NAMES = (ast.Name, ast.Attribute)
 _TYPE_OPERATORS = {"Optional", "Union", "Annotated", "ClassVar", "Final", "InitVar", "Required", "NotRequired"}
 _MEMBERS = ("dir", "vars", "getmembers", "globals", "locals", "__dir__", "getmro")
 _BY_NAME = {"getattr": "read", "hasattr": "read", "setattr": "written", "delattr": "deleted", "__setattr__": "written"}
+_WITH_ARGUMENT = ("super", "copy", "deepcopy", "partial")  # calls that stand in a chain with their first argument
 THIS_MODULE = "<module>"  # as the chain of what is assigned to
 ANYTHING = "*"  # as the attribute that is assigned
 # How names are used that stand in a field of a node; in `value` it is the node that tells.
@@ -507,7 +508,8 @@ def _nonlocal(node, scope, stack):
 def _import(node, scope, stack):
     for alias in node.names:
         first = alias.name.partition(".")[0]
-        scope.bind(alias.asname or first, scopes.ImportedModule(alias.name if alias.asname else first))
+        imported = alias.name if alias.asname else first
+        scope.bind(alias.asname or first, Expression(f"{imported}:", scope))
         _mention(scope, "imported", f"{alias.name}:", alias)
 
 
@@ -518,7 +520,7 @@ def _import_from(node, scope, stack):
         if alias.name == "*":
             scope.module.stars.append((origin, node.lineno))
         else:
-            scope.bind(alias.asname or alias.name, scopes.ImportedName(origin, alias.name))
+            scope.bind(alias.asname or alias.name, Expression(f"{origin}:{alias.name}", scope))
 
 
 def _capture(node, scope, stack):
@@ -543,8 +545,9 @@ def chain_of(node: ast.AST) -> str:
         elif kind is ast.Name:
             return node.id + names
         elif kind is ast.Call:
-            if type(node.func) is ast.Name and node.func.id == "super" and node.args:
-                return f"super({chain_of(node.args[0])}){names}"
+            function = chain_of(node.func)
+            if function.rpartition(".")[2] in _WITH_ARGUMENT and node.args and "(" not in function:
+                return f"{function}({chain_of(node.args[0])}){names}"
             names = f"(){names}"
             node = node.func
         elif kind is ast.Await:

@@ -6,6 +6,7 @@ beside it. Annotations are believed.
 """
 
 import builtins
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from .imports import Imports
 from .knowledge_graph import EXTERNAL, UNKNOWN, Entity
 from .python import ANYTHING, THIS_MODULE
-from .scopes import NOTHING, OPAQUE, Expression, ImportedModule, ImportedName, Known, Meaning, Module, Scope, Value
+from .scopes import NOTHING, OPAQUE, Expression, Known, Meaning, Module, Scope, Value
 
 _BUILTINS = {  # not all of vars(builtins): a notebook adds to them and replaces `input`
     name: value
@@ -36,6 +37,8 @@ _TRANSPARENT = {
     "dataclasses.dataclass", "attr.s", "attr.attrs", "attr.define", "attr.frozen", "attrs.define", "attrs.frozen",
     "enum.unique", "atexit.register", "types.coroutine",
 }  # fmt: skip
+# Functions that give their first argument, a copy of it, or what does the same when it is called; and the method that decides instead.
+_GIVING_ARGUMENT = {"copy.copy": "__copy__", "copy.deepcopy": "__deepcopy__", "functools.partial": "<none>"}
 # Those whose calls run what they decorate, and give something else.
 _RUNNING = {"contextlib.contextmanager", "contextlib.asynccontextmanager", "functools.update_wrapper"}
 _WRAPPERS = {
@@ -51,6 +54,9 @@ _PLAIN_BASES = {
     "typing_extensions.Generic",
     "abc.ABC",
 }
+
+
+_SUPER = re.compile(r"super\([^)]*\)")
 
 
 class Targets(NamedTuple):
@@ -140,7 +146,7 @@ class Resolver:
                 names = [name] if name else self._computed_names(scope)
                 for owner in owners.values:
                     if name == "__class__":
-                        kind = self._meanings([meaning], module).one
+                        kind = self.meaning(meaning).one
                         is_any = kind is None or kind.entity != owner.entity
                     if is_any:
                         self.tainted.add(owner.entity)
@@ -204,9 +210,13 @@ class Resolver:
     def _value(self, scope: Scope, chain: str) -> Targets:
         last = chain[-1]
         if last == ")":
+            called, _, argument = chain[:-1].partition("(") if chain[-2] != "(" else (chain[:-2], "", "")
+            targets = self.value(scope, called)
+            method = targets.one and _GIVING_ARGUMENT.get(targets.one.entity)
+            if argument and method:
+                return self.value(scope, argument).each(lambda value: self._by_method(value, method))
             # What `type(x)` gives is some class, not an instance of `type`.
-            untold = chain[-2:] != "()" or chain in ("super()", "type()")
-            return OPEN if untold else self.value(scope, chain[:-2]).each(self._result)
+            return OPEN if called in ("super", "type") else targets.each(self._result)
         if last == "!":
             return self.value(scope, chain[:-1]).each(self._declared)
         if last == "^":
@@ -221,16 +231,27 @@ class Resolver:
         before, dot, name = chain.rpartition(".")
         if not dot:
             return self._name(scope, chain)
-        if before[:6] == "super(" and before[-1] == ")":
+        if _SUPER.fullmatch(before):
             return self._inherited(scope, before[6:-1], name)
         return self.value(scope, before).each(lambda owner: self._attribute(owner, name))
 
     def mentioned(self, scope: Scope, chain: str) -> Targets:
         """The definitions that a chain may name: of a property itself, not what it returns."""
         before, dot, name = chain.rpartition(".")
-        if not dot or chain[-1] in ")!~" or chain[0] == "?" or ":" in chain or before[:6] == "super(":
-            return self.value(scope, chain)
-        return self.value(scope, before).each(lambda owner: self.attribute(owner, name))
+        if not dot or chain[-1] in ")!~" or chain[0] == "?" or ":" in chain or _SUPER.fullmatch(before):
+            targets = self.value(scope, chain)
+        else:
+            targets = self.value(scope, before).each(lambda owner: self.attribute(owner, name))
+        return targets._replace(values=self._uncovered(targets.values))
+
+    def _uncovered(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
+        """Without the classes below and the methods that override another of the values which stands for them, too."""
+        covered = set()
+        for entity, is_instance, exact in values:
+            if not exact:
+                below = self.subclasses(entity) if entity in self.classes else self.overriders(entity)
+                covered |= {(name, is_instance) for name in below}
+        return tuple(value for value in values if value[:2] not in covered)
 
     def _name(self, scope: Scope, name: str) -> Targets:
         if name[0] == "<":
@@ -240,7 +261,7 @@ class Resolver:
         if binder is None or binder.kind == "module":
             member = self._module_member(scope.module, name)
             return only(self._builtin(name)) if member is None else member
-        targets = self._meanings(binder.names[name], binder.module)
+        targets = self._meanings(binder.names[name])
         if binder.kind == "class":  # before its line a name in a class is that of the module
             outer = self._name(binder.parent, name)
             return join([targets, outer]) if outer.values else targets
@@ -253,21 +274,15 @@ class Resolver:
             looking = looking.parent
         return looking
 
-    def _meanings(self, meanings: Iterable[Meaning], module: Module) -> Targets:
-        return join([self.meaning(meaning, module) for meaning in meanings if meaning is not NOTHING])
+    def _meanings(self, meanings: Iterable[Meaning]) -> Targets:
+        return join([self.meaning(meaning) for meaning in meanings if meaning is not NOTHING])
 
-    def meaning(self, meaning: Meaning, module: Module) -> Targets:
+    def meaning(self, meaning: Meaning) -> Targets:
         if isinstance(meaning, Known):
             value = meaning.value
             complete = value.is_instance or not value.exact or self.passes(value.entity) > 0
             return Targets((value,), complete)
-        if isinstance(meaning, Expression):
-            return self.value(meaning.scope, meaning.chain)
-        if isinstance(meaning, ImportedModule):
-            return only(self.module(meaning.name, module))
-        if isinstance(meaning, ImportedName):
-            return self.imported(meaning.module, meaning.name, module)
-        return OPEN
+        return self.value(meaning.scope, meaning.chain) if isinstance(meaning, Expression) else OPEN
 
     def module(self, name: str, importer: Module) -> Value | None:
         """A module by the name that an import uses; None where two could be meant."""
@@ -309,10 +324,10 @@ class Resolver:
 
     def _bound_in(self, module: Module, name: str) -> Targets | None:
         meanings = module.scope.names.get(name)
-        parts = [self._meanings(meanings, module)] if meanings else []
+        parts = [self._meanings(meanings)] if meanings else []
         parts += self._starred(module, name)
         if patches := self.patched.get((module.id, name, False)):
-            parts.append(self._meanings(patches, module))
+            parts.append(self._meanings(patches))
         if not parts:
             return None
         parts += self._stored_anywhere(name)
@@ -322,7 +337,7 @@ class Resolver:
 
     def _stored_anywhere(self, name: str) -> list[Targets]:
         """What may be assigned to an attribute of an object that is not known."""
-        return [self._meanings(self.loose[name], next(iter(self.modules.values())))] if name in self.loose else []
+        return [self._meanings(self.loose[name])] if name in self.loose else []
 
     def _starred(self, module: Module, name: str) -> list[Targets]:
         """`name` through `from x import *`; one from outside may replace what stands above it."""
@@ -347,9 +362,7 @@ class Resolver:
     def _read(self, value: Value) -> Targets:
         if self.is_property(value):
             return self._result(value)
-        is_object = value.is_instance and value.entity in self.classes
-        is_descriptor = is_object and self.lookup(self.order(value.entity), "__get__", is_instance=False).values
-        return OPEN if is_descriptor else only(value)
+        return self._by_method(value, "__get__")
 
     def attribute(self, value: Value, name: str) -> Targets:
         """The definition that `value.name` reaches."""
@@ -386,6 +399,11 @@ class Resolver:
             return only(instance) if self.makes_instances(entity) else Targets((instance,), False)
         return self._returned(called, is_awaited=False)
 
+    def _by_method(self, value: Value, name: str) -> Targets:
+        """What a method of an object makes of it; the object where its class has no such method."""
+        methods = self.member(value._replace(is_instance=False), name) if value.is_instance else OPEN
+        return methods.each(self._result) if methods.values else only(value)
+
     def _awaited(self, called: Value) -> Targets:
         return OPEN if called.is_instance else self._returned(called, is_awaited=True)
 
@@ -395,20 +413,20 @@ class Resolver:
             module = self.module_of.get(function)
             if module is None or self.passes(function) < 2 or is_awaited != (function in module.asynchronous):
                 return OPEN
-            targets = self._meanings(module.results.get(function, ()), module)
+            targets = self._meanings(module.results.get(function, ()))
             if not targets.values:  # no annotation says what it is
-                targets = self._meanings(module.returned.get(function, ()), module)
+                targets = self._meanings(module.returned.get(function, ()))
             parts.append(targets)
         return join(parts)
 
     def _declared(self, value: Value) -> Targets:
-        """An instance of the class that an annotation admits, or of any other where it names a protocol."""
+        """An instance of the class that an annotation admits; of any other where it names a protocol."""
         is_class = not value.is_instance and self.type_of(value.entity) in CLASSES
-        if not is_class or value.entity in ("builtins.object", "builtins.type"):
-            return OPEN
         scope = self.classes.get(value.entity)
         is_protocol = scope is not None and any("Protocol" in base for _, base in scope.bases)
-        return Targets((Value(value.entity, True, False),), not is_protocol)
+        if not is_class or is_protocol or value.entity in ("builtins.object", "builtins.type"):
+            return OPEN
+        return only(Value(value.entity, True, False))
 
     def makes_instances(self, entity: str) -> bool:
         """Whether calling a class gives an instance of it: no `__new__` and no metaclass gives another thing."""
@@ -461,7 +479,7 @@ class Resolver:
             return 0
         name = decorator.chain.removesuffix("()")
         function = self.value(decorator.scope, name).one
-        if function is None or function.is_instance:
+        if function is None or function.is_instance or name[-1] == ")":
             return 0
         entity = function.entity
         if entity in _TRANSPARENT or entity.startswith("collections.abc.") or self._makes_properties(entity):
@@ -571,7 +589,9 @@ class Resolver:
             below = [Value(entity) for entity in (method.entity, *self.overriders(method.entity))]
             is_property = self.is_property(method)
             covered = [(value,) for value in below if self.is_property(value) == is_property]
+            is_exact = all(other.values == first.values or other.values not in covered for other in others)
             others = [other for other in others if other.values not in covered]
+            first = only(method._replace(exact=is_exact))
         return join([first, *others])
 
     def _related(self, entity: str, name: str) -> list[str]:
@@ -586,7 +606,7 @@ class Resolver:
         for entity in order:
             if is_instance and entity in self.classes:
                 fields = [*self.classes[entity].fields.get(name, ()), *self.patched.get((entity, name, True), ())]
-                parts += [self._meanings(fields, self.classes[entity].module)] if set(fields) - {NOTHING} else []
+                parts += [self._meanings(fields)] if set(fields) - {NOTHING} else []
             if entity in self.tainted:
                 is_certain = False
         for entity in order:
@@ -610,7 +630,7 @@ class Resolver:
 
     def _member_of(self, entity: str, meanings: list[Meaning]) -> Targets:
         is_value = all(not isinstance(meaning, Known) for meaning in meanings)
-        targets = self._meanings(meanings, self.classes[entity].module)
+        targets = self._meanings(meanings)
         # A base outside of the sources may make something else of it, as an enumeration does.
         return targets._replace(complete=False) if is_value and "?" in self.order(entity) else targets
 
@@ -647,8 +667,8 @@ class Resolver:
         if entity in self.defined:
             return only(Value(entity))
         meanings = scope.names.get(name, [OPAQUE])
-        if isinstance(meanings[0], ImportedName):
-            return self._imported_place(scope, *meanings[0])
+        if isinstance(meanings[0], Expression) and ":" in meanings[0].chain[:-1]:
+            return self.places(scope, meanings[0].chain)
         return Targets((), scope.kind != "module")  # a local variable is nothing else
 
     def _imported_place(self, scope: Scope, origin: str, name: str) -> Targets:

@@ -2,7 +2,7 @@
 
 An expression is kept as a *chain*, the text of what it mentions, with what only running would tell left out: `os.path.join`,
 `f().x` and `<str>.join` (of a literal) can be looked up; `?.x`, an attribute of anything else, cannot. `C!` is an instance of C
-or of a class below it, `f()~` what an awaited call gives, `module:name` what `from module import name` binds. In Java a method is
+or of a class below it, `f()~` what an awaited call gives, `module:name` what `from module import name` binds, and `module:` what `import module` does. In Java a method is
 named with the number of its arguments: `list.add/1`.
 """
 
@@ -40,22 +40,13 @@ class Expression(NamedTuple):
     scope: Scope
 
 
-class ImportedModule(NamedTuple):
-    name: str
-
-
-class ImportedName(NamedTuple):
-    module: str
-    name: str
-
-
 class Unknown(Enum):
     OPAQUE = 0  # a value that only running would tell
     NOTHING = 1  # None, a placeholder for what another assignment binds
 
 
 OPAQUE, NOTHING = Unknown.OPAQUE, Unknown.NOTHING
-Meaning = Known | Expression | ImportedModule | ImportedName | Unknown
+Meaning = Known | Expression | Unknown
 
 
 class Use(NamedTuple):
@@ -206,9 +197,7 @@ def unpack(text: str) -> Module:
         if type(row) is int:
             return Unknown(row)
         first = row[0]
-        if len(row) == 1:
-            return ImportedModule(first) if type(first) is str else Known(Value(*first))
-        return ImportedName(*row) if type(row[1]) is str else Expression(first, scopes[row[1]])
+        return Known(Value(*first)) if len(row) == 1 else Expression(first, scopes[row[1]])
 
     def table_of(table: dict[str, list]) -> dict[str, list[Meaning]]:
         return {name: [meaning_of(row) for row in meanings] for name, meanings in table.items()}
