@@ -262,7 +262,7 @@ class XlaEngine(Engine):
         xla.wait()
 
     @property
-    def compile_seconds(self) -> float:  # type: ignore[override]
+    def compile_seconds(self) -> float:  # type: ignore[override]  # a number in the base, read in both
         return xla.counters()["compile_seconds"]
 
     def start_counting(self):

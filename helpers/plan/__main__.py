@@ -99,21 +99,23 @@ def row(run: Forecast) -> dict[str, str]:
 
 def price(run: Forecast) -> str:
     """What the run costs, such as `$0 (Colab) or $0.02 to $0.08`."""
-    free = run.machine.name in FREE and f"$0 ({FREE[run.machine.name]})"
-    paid = run.usd and interval(run.usd, "${:.2g}".format)
-    return " or ".join(filter(None, (free, paid))) or "no price"
+    prices = [f"$0 ({FREE[run.machine.name]})"] if run.machine.name in FREE else []
+    if run.usd:
+        prices.append(interval(run.usd, "${:.2g}".format))
+    return " or ".join(prices) or "no price"
 
 
 def report(runs: Sequence[Forecast]) -> str:
     """Machines side by side as text, one of them planned: a table, notes on a machine or its step, and which machine is fastest."""
     planned = [run for run in runs if run.plan]
     first = planned[0]
+    assert first.workload
     count = first.plan.memory.count
-    weights = f"{count.parameters:,} weights, {count.trained:,} trained"
-    lines = [
-        f"{first.workload.notebook}, {first.workload.name}: {weights}, {first.examples:,} examples on each machine"
-    ]
-    lines += ["", tables.text([row(run) for run in runs]), LEFT_OUT]
+    head = (
+        f"{first.workload.notebook}, {first.workload.name}: {count.parameters:,} weights, {count.trained:,} trained, "
+        f"{first.examples:,} examples on each machine"
+    )
+    lines = [head, "", tables.text([row(run) for run in runs]), LEFT_OUT]
     for run in runs:
         for note in (run.problem, getattr(run.machine.accelerator, "note", "")):
             if note:
@@ -138,17 +140,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         option = f"--{field.name.replace('_', '-')}"
         parser.add_argument(option, type=type(field.default), default=field.default, help=HELP[field.name])
     parser.add_argument("--fused", action="store_true", help="the step is compiled, or its kernels are fused by hand")
-    measured = (
-        "results.json of a run on any machine: its time comes first there, and by the ratio of both machines elsewhere"
+    parser.add_argument(
+        "--measured",
+        action="append",
+        default=[],
+        help="results.json of a run on any machine: its time comes first there, and by the ratio of both machines elsewhere",
     )
-    parser.add_argument("--measured", action="append", default=[], help=measured)
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     options = parser.parse_args(arguments)
     asked = Asked(**{field.name: getattr(options, field.name) for field in fields(Asked)})
     try:
         measured = [Measured.read(path) for path in options.measured]
-        hardware = split_names(options.hardware)
-        runs = forecasts(options.notebook, hardware, asked, fused=options.fused, measured=measured)
+        runs = forecasts(options.notebook, split_names(options.hardware), asked, fused=options.fused, measured=measured)
         if not any(run.plan for run in runs):
             raise ValueError("\n".join(run.problem for run in runs))
     except (ValueError, OSError, RuntimeError) as error:

@@ -179,13 +179,14 @@ def _kernels_of(kind: str, precision: str, shares_keys: bool = True):
     CUDA: attention is fused with dropout, too, dropout masks have one byte, and under autocast its own list is fp32
     (torch/aten/src/ATen/autocast_mode.h, AT_FORALL_FP32; those that take part in training). XLA: no fused attention.
     """
-    patched, allow = [], torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
+    allow = torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
+    in_half = kind == "cuda" and precision in HALF
+    patched = [(owner, name, _in_fp32(getattr(owner, name))) for owner, name in IN_FP32 if in_half]
+    if kind == "cuda":
+        patched.append((functional, "dropout", _dropout))
     if kind != "cpu":
         attend = functools.partial(_attention, kind, shares_keys)
-        patched = [(functional, "scaled_dot_product_attention", attend)]
-    if kind == "cuda":
-        patched += [(functional, "dropout", _dropout)]
-        patched += [(owner, name, _in_fp32(getattr(owner, name))) for owner, name in IN_FP32 if precision in HALF]
+        patched.append((functional, "scaled_dot_product_attention", attend))
     with contextlib.ExitStack() as stack:
         allow(kind == "xla")  # a GPU's written out products are in fp32
         stack.callback(allow, False)

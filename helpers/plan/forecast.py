@@ -78,7 +78,7 @@ class Range:
         return replace(self, low=low, high=high, value=self.value * factor + (plus_low + plus_high) / 2)
 
 
-def interval(span: Range | None, form: Callable[[float], str]) -> str:
+def interval(span: Range | None, form: Callable[[float], object]) -> str:
     """In the units of `form`."""
     return f"{form(span.low)} to {form(span.high)}" if span else "not known"
 
@@ -100,6 +100,15 @@ class Memory:
         if self.capacity is None:
             return "unknown"
         return "yes" if self.peak.high <= self.capacity else "tight" if self.peak.low <= self.capacity else "no"
+
+    def work(self, accumulation: int) -> Work:
+        """The optimizer step of so many micro-batches."""
+        return Work(
+            flops=self.count.flops,
+            trained=self.count.trained,
+            launches=self.count.launches,
+            accumulation=accumulation,
+        )
 
     def results(self) -> dict[str, Any]:
         return {"fits": self.fits, "capacity": self.capacity, "peak": asdict(self.peak), **asdict(self.count)}
@@ -200,10 +209,10 @@ def step_seconds(
             factor = SAME_MODEL if run.job == job else OTHER_MODEL
             return Range.from_factor(run.seconds * scale, factor, f"measured ({run.job[0]})")
     expected = None if workload.recurrent else published(work, machine.accelerator, precision, fused)
-    for run in of_job if expected else ():
+    for run in of_job:
         source = find(run.device)
         source_seconds = published(run.work, source, run.precision, fused)
-        if source_seconds:
+        if expected and source and source_seconds:
             seconds = run.seconds * expected.value / source_seconds.value
             basis = f"measured on {source.name}, by the ratio of both machines"
             return Range.from_factor(seconds, _error_of_ratio(source, machine.accelerator), basis)
@@ -212,8 +221,7 @@ def step_seconds(
 
 def published(work: Work, accelerator: Accelerator | None, precision: str, fused: bool) -> Range | None:
     """Seconds of a step by published runs; None for a machine without a datasheet."""
-    peak = accelerator and accelerator.peak_for(precision)
-    if not peak:
+    if not accelerator or not (peak := accelerator.peak_for(precision)):
         return None
     is_gpu, ideal = accelerator.kind == "cuda", work.flops / peak
     bound = work.accumulation * ideal + ADAMW_BYTES * work.trained / accelerator.bandwidth
@@ -277,11 +285,11 @@ class Forecast:
     def usd(self) -> Range | None:
         """Dollars of the run, where the machine has a price."""
         hourly = usd_per_hour(self.machine)
-        return self.seconds and hourly and self.seconds.scaled(hourly / 3600)
+        return self.seconds.scaled(hourly / 3600) if self.seconds and hourly else None
 
     def results(self) -> dict[str, Any]:
         """The `forecast` part of results.json."""
-        if self.plan is None:
+        if self.workload is None:
             return {"hardware": self.machine.name, "problem": self.problem}
         return {
             "notebook": self.workload.notebook,
@@ -298,11 +306,17 @@ class Forecast:
     def rows(self) -> list[dict[str, str]]:
         """This run as a table of its own."""
         rests_on = self.seconds.basis if self.seconds else f"{NOT_KNOWN}; training prints the time that is left"
-        time = interval(self.seconds, tables.seconds)
-        rows = [{"forecast": "time of this run", "interval": time, "rests on": rests_on}]
+        rows = [
+            {"forecast": "time of this run", "interval": interval(self.seconds, tables.seconds), "rests on": rests_on}
+        ]
         if self.memory:
-            memory = interval(self.memory, tables.size)
-            rows.append({"forecast": "memory at most", "interval": memory, "rests on": self.memory.basis})
+            rows.append(
+                {
+                    "forecast": "memory at most",
+                    "interval": interval(self.memory, tables.size),
+                    "rests on": self.memory.basis,
+                }
+            )
         return rows
 
     def compared(self, measured: Mapping[str, Any]) -> list[dict[str, str | None]]:
@@ -329,13 +343,7 @@ def _compared(name: str, span: Range | None, measured: float | None, form) -> di
 
 def forecast(workload: Workload, plan: Any, machine: Machine, **how) -> Forecast:
     """What a plan (`helpers.plan.settings.Plan`) of a workload takes on a machine. **how: `fused` and `measured` of `step_seconds`."""
-    count = plan.memory.count
-    work = Work(
-        flops=count.flops,
-        trained=count.trained,
-        launches=count.launches,
-        accumulation=plan.gradient_accumulation_steps,
-    )
+    work = plan.memory.work(plan.gradient_accumulation_steps)
     how["fused"] = how.get("fused") or plan.compiled
     step = step_seconds(workload, work, machine, plan.precision, **how)
     return Forecast(machine=machine, workload=workload, plan=plan, step=step, memory=plan.memory.peak)
@@ -356,12 +364,15 @@ def forecast_run(workload: Workload, plan: Any, runtime: Runtime) -> Forecast:
 def is_faster(one: Forecast, other: Forecast) -> bool:
     """Whether `one` is surely faster: by more than what the errors of both machines leave open.
 
-    What makes a micro-batch uncertain that is smaller than any published does not cancel.
+    What makes a micro-batch uncertain that is smaller than any published does not cancel. The time of both steps is known.
     """
+    assert one.step and other.step
     ratio = seconds_an_example(other) / seconds_an_example(one)
     wider = (one.step.high / one.step.value) / (other.step.high / other.step.value)
     return ratio > _error_of_ratio(one.machine.accelerator, other.machine.accelerator) * max(1, wider)
 
 
 def seconds_an_example(run: Forecast) -> float:
+    """Of a run whose step's time is known."""
+    assert run.step
     return run.step.value / run.plan.batch_size

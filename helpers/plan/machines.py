@@ -35,7 +35,7 @@ def machine(name: str) -> Machine:
     """
     if ":" in name:
         return _by_datasheet(name)
-    times, plain = re.fullmatch(r"(?:(\d+)[x×])?(.*)", _plain(name)).groups()
+    times, plain = re.findall(r"^(?:(\d+)[x×])?(.*)", _plain(name))[0]
     count, names = int(times or 1), {_plain(known): known for known in NAMES} | {"a100": "A100 40GB"}
     reported = find(re.sub(r"^\s*\d+\s*[x×]", "", name))
     catalogued = names.get(plain) or (reported and reported.name)
@@ -84,12 +84,12 @@ def _plain(name: str) -> str:
 
 def runtime_of(machine: Machine) -> Runtime:
     """The runtime that `detect` would report on a machine of the catalogue, to plan for it from anywhere else."""
-    capability = machine.accelerator and machine.accelerator.compute_capability
+    capability = machine.accelerator.compute_capability if machine.accelerator else None
     chosen, why = choose_precision(machine.kind, machine.name, capability, "auto")
     return Runtime(
         kind=machine.kind,
         reason=f"planned for {machine.name}",
-        device_name=machine.name if machine.accelerator is None else machine.accelerator.name,
+        device_name=machine.accelerator.name if machine.accelerator else machine.name,
         device_count=machine.count,
         memory=machine.memory,
         compute_capability=capability,

@@ -13,7 +13,7 @@ from pydantic import PositiveFloat, PositiveInt
 from helpers.machine.runtime import Runtime
 from helpers.show import tables
 
-from .forecast import COMPILATION, LAUNCH, LEFT, UPDATE, Memory, Work, memory, published
+from .forecast import COMPILATION, LAUNCH, LEFT, UPDATE, Memory, memory, published
 from .workloads import Workload
 
 RECIPES, ASKED = "the recipe's", "asked for"
@@ -277,22 +277,17 @@ def _micro_batch(
 
     numbers = range(min(share, workload.least), share + 1)
     sizes = [wanted] if wanted else [number for number in numbers if share % number == 0] or [share]
-    choices = [recipe.gradient_checkpointing]
-    if choices == [None]:
+    if recipe.gradient_checkpointing is None:
         able = getattr(transformer_of(workload.model), "supports_gradient_checkpointing", False)
         choices = [False, True] if able else [False]
+    else:
+        choices = [recipe.gradient_checkpointing]
     fitting = []  # (seconds of a step, examples, checkpointing)
     for checkpointing in choices:
         for examples in reversed(sizes):
             needed = memory_of(workload, runtime, examples, share, checkpointing)
             if needed.fits in FITS:
-                counted = needed.count
-                work = Work(
-                    flops=counted.flops,
-                    trained=counted.trained,
-                    launches=counted.launches,
-                    accumulation=share // examples,
-                )
+                work = needed.work(share // examples)
                 step = published(work, runtime.accelerator, runtime.precision, False)
                 # In the middle of its interval; 0 on a machine of which no step was published.
                 seconds = math.sqrt(step.low * step.high) if step else 0.0

@@ -14,7 +14,6 @@ from helpers.machine.runtime import Runtime
 from helpers.show import tables
 
 MASKS = ("attention_mask", "segment_ids", "root_segments")  # 0 at padding
-_STATE = ("examples", "positions", "padding", "seconds", "aside_seconds", "compile_seconds", "processor_seconds")
 
 
 class Meter:
@@ -28,6 +27,15 @@ class Meter:
         flops_per_token: floating-point operations of a training step per token (about 6 x trained parameters).
     """
 
+    # The state of a run, by the names of meter.json.
+    examples: int
+    positions: int
+    padding: torch.Tensor
+    seconds: float
+    aside_seconds: float
+    compile_seconds: float
+    processor_seconds: float
+
     def __init__(self, runtime: Runtime, flops_per_token: float):
         self.runtime = runtime
         self.flops_per_token = flops_per_token
@@ -36,7 +44,7 @@ class Meter:
         self._restore({})
 
     def _restore(self, state: Mapping[str, float]) -> None:
-        for name in _STATE:
+        for name in Meter.__annotations__:
             setattr(self, name, state.get(name, 0))
         self.padding = torch.tensor(self.padding, device=self.runtime.device)
 
@@ -49,7 +57,7 @@ class Meter:
     def state(self) -> dict:
         """Counts and seconds so far, for `start` when the run is resumed."""
         self._read()
-        return {name: getattr(self, name) for name in _STATE} | {"padding": int(self.padding)}
+        return {name: getattr(self, name) for name in Meter.__annotations__} | {"padding": int(self.padding)}
 
     def close(self) -> None:
         """Stops the clock."""
@@ -120,7 +128,9 @@ class Meter:
             "tokens_per_second": round(tokens_per_second, 1),
             "padding": round(padding / max(self.positions, 1), 4),
             "mfu": peak and round(tokens_per_second * self.flops_per_token / (peak * self.runtime.device_count), 4),
-            "mfu_peak": peak and f"{peak / 1e12:g} TFLOP/s {self.runtime.precision} a device ({accelerator.source})",
+            "mfu_peak": accelerator
+            and peak
+            and f"{peak / 1e12:g} TFLOP/s {self.runtime.precision} a device ({accelerator.source})",
             "peak_memory_bytes": self.runtime.engine.peak_memory(),
         }
 

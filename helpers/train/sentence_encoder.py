@@ -121,7 +121,9 @@ def _encode_at_fixed_lengths(model: SentenceTransformer, texts: Sequence[str], p
         batch = np.resize(order[begin : begin + XLA_BATCH], XLA_BATCH)
         quarters = min(4, math.ceil(4 * tokens[batch].max() / model.max_seq_length))
         length = math.ceil(quarters * model.max_seq_length / 4)
-        features = preprocess_at_length(model, length, fixed=True)([texts[place] for place in batch], prompt=prompt)
+        features = preprocess_at_length(model, length, fixed=True)(
+            [texts[place] for place in batch.tolist()], prompt=prompt
+        )
         tensors = {name: value.to(model.device) for name, value in features.items() if torch.is_tensor(value)}
         features |= {name: xla.shard_batch(tensor) for name, tensor in tensors.items()}
         embeddings.append(model(features)["sentence_embedding"])
@@ -130,7 +132,7 @@ def _encode_at_fixed_lengths(model: SentenceTransformer, texts: Sequence[str], p
     return vectors[: len(order)][np.argsort(order)]
 
 
-def preprocess_at_length(model: SentenceTransformer, length: int, *, fixed: bool):
+def preprocess_at_length(model: SentenceTransformer, length: int | dict[str, int], *, fixed: bool):
     """`model.preprocess` that cuts texts at `length` tokens and pads a batch to its longest text.
 
     fixed: pad to `length`, for a compiler, which compiles anew for every shape.

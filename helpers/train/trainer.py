@@ -153,7 +153,7 @@ class TrainerMixin(TrainerCallback):
             source = ranks.broadcast(source)
             if ranks.count() > 1 and self.model_wrapped is self.model:
                 # accelerate marks a model at its first evaluation. A marked one is never wrapped, and each process would train its own.
-                vars(self.model).pop("_is_accelerate_prepared", None)
+                self.model.__dict__.pop("_is_accelerate_prepared", None)
             self.resumed_from = source and checkpoint.step_of(source)
             while True:
                 self._counts = self._counts_of(source) if source else {}
@@ -456,7 +456,7 @@ class TrainerMixin(TrainerCallback):
     def _check_finite(self) -> None:
         """Raises NonFiniteLoss, in all processes, unless everything that a checkpoint would hold is finite."""
         trained = (parameter for parameter in self.trained_module().parameters() if parameter.requires_grad)
-        states = self.optimizer.state.values() if self.optimizer is not None else ()
+        states: list[dict] = [*self.optimizer.state.values()] if self.optimizer is not None else []
         bad = ""
         if self._finite.first_bad_step():
             bad = "loss"
