@@ -86,12 +86,12 @@ class Counts:
 
     def levels(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Codes and counts of the phrases of one token, of two, and so on."""
-        codes, counts, levels = self.codes, self.counts, []
-        for length in range(self.order, 0, -1):
-            levels.insert(0, (codes, counts))
+        levels = [(self.codes, self.counts)]
+        for length in range(self.order - 1, 0, -1):
+            codes, _ = levels[0]
             # A shorter phrase counts once for each different token before it.
-            shorter = codes % self.vocab_size ** (length - 1)
-            codes, counts = np.unique(shorter, return_counts=True)
+            shorter = codes % self.vocab_size**length
+            levels.insert(0, np.unique(shorter, return_counts=True))
         return levels
 
     def contexts(self, tokens: np.ndarray) -> np.ndarray:
@@ -127,7 +127,8 @@ class Counts:
     @classmethod
     def load(cls, path: Path) -> Counts:
         tensors = load_file(path)
-        return cls(*tensors["about"].tolist(), tensors["codes"], tensors["counts"])
+        vocab_size, end, order = tensors["about"].tolist()
+        return cls(vocab_size, end, order, tensors["codes"], tensors["counts"])
 
 
 class Smoothed:
@@ -141,13 +142,11 @@ class Smoothed:
         levels = [fold.levels() for fold in folds]
         self.tables, base = [], []
         for length in range(folds[0].order):
-            codes, counts, discounts = [], [], []
+            columns = []
             for fold, level in enumerate(levels):
-                fold_codes, fold_counts = level[length]
-                codes.append(fold_codes + fold * V ** (length + 1))
-                counts.append(fold_counts)
-                discounts.append(_discounts(fold_counts))
-            codes, counts, discounts = map(np.concatenate, (codes, counts, discounts))
+                codes, counts = level[length]
+                columns.append((codes + fold * V ** (length + 1), counts, _discounts(counts)))
+            codes, counts, discounts = map(np.concatenate, zip(*columns, strict=True))
             net = (counts - discounts).astype(np.float32)
             self.tables.append((codes, net, _sums(counts), _sums(discounts)))
         for level in levels:  # a single token, after the uniform distribution

@@ -64,7 +64,7 @@ class CountingLanguageModel(PreTrainedModel, GenerationMixin):
             row = np.where(row == self.config.pad_token_id, end, row)
             for text in np.split(row, np.flatnonzero(row == end)):
                 if (text != end).any():
-                    stream += [text[text != end], [end]]
+                    stream.append(np.append(text[text != end], end))
         self.counts.learn(np.concatenate(stream).astype(np.int64))
 
     def save_pretrained(self, save_directory, **kwargs):

@@ -101,7 +101,7 @@ class DrawnTokens(Stream):
         drawn = len(tokens) - easy + -(-easy // EASY_TURNS)
         self.weights_S *= drawn / len(tokens)  # so that the mean loss of an epoch is that of the text
         self.length = -(-int(drawn) // multiple_of) * multiple_of
-        self._stretch, self._states_RTN, self._after_RN = -1, None, None
+        self._stretch = len(tokens)  # later than any, so that the first one that is read begins again
 
     def __len__(self) -> int:
         return self.length
@@ -118,8 +118,8 @@ class DrawnTokens(Stream):
             places = mixed[np.argsort(self.stretch_S[mixed], kind="stable")]
         return np.pad(places, (0, self.length - len(places)), mode="symmetric")
 
-    def __getitems__(self, places: Sequence[int]) -> dict[str, torch.Tensor]:
-        places = np.asarray(places)
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
+        places = np.asarray(indices)
         states_PN = torch.empty(len(places), self.memory.width)
         for stretch in np.unique(self.stretch_S[places]):
             inside = self.stretch_S[places] == stretch
@@ -131,7 +131,7 @@ class DrawnTokens(Stream):
     @torch.no_grad()
     def _read(self, stretch: int) -> torch.Tensor:
         """States after each token of a stretch [R, T, N]. Stretches are read in order; an earlier one begins again."""
-        if stretch < self._stretch or self._states_RTN is None:
+        if stretch < self._stretch:
             self._stretch = -1
             self._after_RN = torch.zeros(len(self.starts_R), self.memory.width)
         while self._stretch < stretch:

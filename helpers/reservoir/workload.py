@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from helpers.machine.runtime import Runtime
@@ -24,24 +25,24 @@ ADAM_BETA2 = 0.991
 
 def recipe(memory: str, train_tokens: int) -> Recipe:
     """The recipe for a text of this many tokens: three passes, at most 1,400 steps of 256 tokens, whatever the memory."""
-    examples, length, whole = TOKENS_A_STEP, 1, {}
-    if memory == "gru":
-        # The memory goes on from batch to batch, so that a batch is neither cut into smaller ones nor larger on a TPU.
-        whole = {
-            "micro_batch_size": ROWS,
-            "clips_micro_batch": True,
-            "tpu_batch_factor": 1,
-            "tpu_learning_rate_factor": 1.0,
-        }
-        examples, length = ROWS, BLOCK
+    examples, length = (ROWS, BLOCK) if memory == "gru" else (TOKENS_A_STEP, 1)
     drawn = min(LONGEST_RECIPE * TOKENS_A_STEP, PASSES * train_tokens)
-    return Recipe(
+    of_tokens = Recipe(
         batch_size=examples,
         learning_rate=2e-3,
         max_steps=max(1, drawn // (examples * length)),
         sequence_length=length,
         weight_decay=0.1,
-        **whole,
+    )
+    if memory != "gru":
+        return of_tokens
+    # The memory goes on from batch to batch, so that a batch is neither cut into smaller ones nor larger on a TPU.
+    return replace(
+        of_tokens,
+        micro_batch_size=ROWS,
+        clips_micro_batch=True,
+        tpu_batch_factor=1,
+        tpu_learning_rate_factor=1.0,
     )
 
 
