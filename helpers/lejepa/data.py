@@ -133,11 +133,11 @@ def load(
     elif place.path is None:
         content = _from_hub(place)
     elif place.path.is_file():
-        content = _from_file(place)
+        content = _from_file(place.path, place.source)
     elif (place.path / "corpus.jsonl").is_file():
-        content = _from_beir(place)
+        content = _from_beir(place.path, place.source)
     else:
-        listing, content = _from_folder(place)
+        listing, content = _from_folder(place.path, place.source)
     passages = [part for section in content.sections for part in cut(section, spans, limit)]
     draw = random.Random(seed)
     parts, split = _divide(content, draw)
@@ -185,10 +185,11 @@ def _bodies(passages: Iterable[Passage]) -> dict[str, str]:
 # ---- files and rows
 
 
-def _from_folder(place: Place) -> tuple[Listing, _Content]:
+def _from_folder(folder: Path, source: str) -> tuple[Listing, _Content]:
     """Documents and rows, side by side. A file that cannot be read is set aside, named in the listing."""
-    listing = list_files(place.path, documents.SUFFIXES + ROWS, source=place.source)
-    texts, unused = [], set()
+    listing = list_files(folder, documents.SUFFIXES + ROWS, source=source)
+    texts: list[Passage] = []
+    unused: set[str] = set()
     for file in list(listing.files):
         set_aside = SetAside(listing.name(file))
         try:
@@ -201,15 +202,15 @@ def _from_folder(place: Place) -> tuple[Listing, _Content]:
     return listing, _content(texts, unused)
 
 
-def _from_file(place: Place) -> _Content:
-    path, unused = place.path, set()
+def _from_file(path: Path, source: str) -> _Content:
+    unused: set[str] = set()
     if path.suffix.lower() not in documents.SUFFIXES:
-        set_aside = SetAside(place.source)
+        set_aside = SetAside(source)
         return _content(_from_rows(read_rows(path, ROWS, set_aside), set_aside, unused), unused)
     try:
         sections = documents.read_document(path, path.name)
     except ValueError as error:
-        raise ValueError(f"{place.source} {error}") from error
+        raise ValueError(f"{source} {error}") from error
     for pattern in PARTS:
         if len(sections) == 1:
             parts = re.split(pattern, sections[0].body)
@@ -312,14 +313,15 @@ def _fold(text: str) -> str:
 # ---- BEIR's layout, in a folder or on the hub
 
 
-def _from_beir(place: Place) -> _Content:
-    set_aside = SetAside(place.source)
-    corpus = read_rows(place.path / "corpus.jsonl", ROWS, set_aside)
-    judgements, queries = [], ()
-    files = list_files(place.path / "qrels", None, source=place.source).files
+def _from_beir(folder: Path, source: str) -> _Content:
+    set_aside = SetAside(source)
+    corpus = read_rows(folder / "corpus.jsonl", ROWS, set_aside)
+    judgements: list[Row] = []
+    queries: Iterable[Row] = ()
+    files = list_files(folder / "qrels", None, source=source).files
     for path in [file for file in files if file.suffix == ".tsv"]:
-        queries = read_rows(place.path / "queries.jsonl", ROWS, set_aside)
-        judgements += read_separated(path, set_aside, source=f"{place.source}, {path.name}", columns=JUDGEMENT)
+        queries = read_rows(folder / "queries.jsonl", ROWS, set_aside)
+        judgements += read_separated(path, set_aside, source=f"{source}, {path.name}", columns=JUDGEMENT)
     return _judged(corpus, queries, judgements, set_aside)
 
 
@@ -349,11 +351,11 @@ def _judged(corpus, queries, judgements, set_aside: SetAside) -> _Content:
     answers: dict[str, set[str]] = defaultdict(set)
 
     def take(row: Row) -> None:
-        query, document, score = (str(row.values.get(column)) for column in JUDGEMENT)
+        query, document, written = (str(row.values.get(column)) for column in JUDGEMENT)
         try:
-            text, score = asked[query], float(score)
+            text, score = asked[query], float(written)
         except (KeyError, ValueError):
-            raise Unusable(f"queries.jsonl has no query {query!r}, or the score {score!r} is no number") from None
+            raise Unusable(f"queries.jsonl has no query {query!r}, or the score {written!r} is no number") from None
         if document in names and score > 0:
             answers[text].add(document)
 
@@ -467,4 +469,11 @@ def keep_split(collection: Collection, folder: Path) -> Collection:
         now = collection.past + collection.dev + collection.test
         questions["past"] += [question for question in now if question.text not in texts]
     training = [Example(question, tuple(texts), key) for question, texts, key in kept["training"]]
-    return dataclasses.replace(collection, training=training, sha256=kept["sha256"], **questions)
+    return dataclasses.replace(
+        collection,
+        training=training,
+        sha256=kept["sha256"],
+        past=questions["past"],
+        dev=questions["dev"],
+        test=questions["test"],
+    )

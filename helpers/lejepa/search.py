@@ -91,6 +91,7 @@ def save(
     (fresh / "passages.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
     (fresh / "mix.json").write_text(json.dumps(mix._asdict()), encoding="utf-8")
     if mix.classifier:
+        assert classifier_NK is not None
         np.save(fresh / "classifier.npy", classifier_NK, allow_pickle=False)
     export(model, fresh / "model")
     own_words = "from helpers.data.words import words\n"
@@ -114,6 +115,7 @@ def load(folder: Path) -> Any:
     """The module `search.py` of a saved folder: `load(folder).search("a question")`."""
     import_bm25s()
     spec = importlib.util.spec_from_file_location("saved_search", folder / "search.py")
+    assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

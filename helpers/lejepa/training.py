@@ -81,7 +81,8 @@ def pairs(examples: list[Example], views, steps: int, batch_size: int, seed: int
             "set a smaller batch_size, or 0"
         )
     turns = {answer: itertools.cycle(several) for answer, several in by_answer.items()}
-    rows, answers = [], []
+    rows: list[tuple[str, str]] = []
+    answers: list[str] = []
     while len(rows) < steps * batch_size:
         if len(answers) < batch_size:
             answers = draw.sample([*turns], len(turns))
