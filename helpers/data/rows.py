@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import UnionType
 from typing import Any, NamedTuple, TypeVar
 
 from .text import check_lines, fitting_encoding, read_text
@@ -41,7 +42,7 @@ class Row(NamedTuple):
     number: int
     values: dict[str, Any]  # by column
 
-    def text(self, column: str, kinds: type = str) -> str:
+    def text(self, column: str, kinds: type | UnionType = str) -> str:
         """The value of a column as text, "" where there is none. Raises Unusable for one that is not of `kinds`."""
         value = self.values.get(column)
         if value is None:

@@ -52,7 +52,7 @@ FORMS = (
     "(`answer`, `completion`, `response`, `output` or `label`)"
 )
 NO_MESSAGE = "a message must be an object with a `role`, and a text as its `content`"
-NOTHING = (None, "", [], {})
+NOTHING: tuple = (None, "", [], {})
 PLACEHOLDERS = frozenset(("n/a", "na", "nan", "none", "null"))  # of an empty section; an answer "None" is an answer
 
 
@@ -147,7 +147,7 @@ def load_records(data_source: str, *, seed: int) -> Records:
     place = locate(data_source)
     set_aside = SetAside(place.source)
     sources = _read(place, set_aside)
-    digest, unused, repeats = hashlib.sha256(), Counter(), []
+    digest, unused, repeats = hashlib.sha256(), Counter[str](), []
     conversations: set[str] = set()
     splits: dict[str, list[Record]] = {"test": [], "validation": [], "train": []}  # training loses what it repeats
     for name, records in splits.items():
@@ -177,7 +177,7 @@ def load_records(data_source: str, *, seed: int) -> Records:
     splits = {
         name: [with_choice(record, choices) for record in splits[name]] for name in ("train", "validation", "test")
     }
-    records = Records(
+    source = Records(
         name=place.name,
         sha256=digest.hexdigest(),
         draw=f"seed {seed}",
@@ -185,13 +185,13 @@ def load_records(data_source: str, *, seed: int) -> Records:
         choices=choices,
         unused=dict(unused),
     )
-    return records.keeping(splits, [{"row": where, "reason": reason} for where, reason in (*set_aside.rows, *repeats)])
+    return source.keeping(splits, [{"row": where, "reason": reason} for where, reason in (*set_aside.rows, *repeats)])
 
 
 # ---- reading
 
 
-def _read(place: Place, set_aside: SetAside) -> dict[str, Iterable[Row]]:
+def _read(place: Place, set_aside: SetAside) -> Mapping[str, Iterable[Row]]:
     """Rows by split; a file is one split, `train`."""
     if place.is_sample:
         from .sample import sample_records
@@ -397,7 +397,8 @@ def groups_of(records: Sequence[Record]) -> list[list[int]]:
     """Rows that must be in one split: those of one document, or of questions linked by a chain of near-duplicates."""
     from scipy.cluster.hierarchy import DisjointSet
 
-    linked, first = DisjointSet(range(len(records))), {}
+    linked = DisjointSet(range(len(records)))
+    first: dict[str, int] = {}
     for row, record in enumerate(records):
         if record.group:
             linked.merge(row, first.setdefault(record.group, row))

@@ -140,7 +140,8 @@ def written(model, template, questions: Sequence[Record], **options) -> list[dic
 def parts_of(turn: str) -> tuple[str, str]:
     """The reasoning of a turn, and what it says and calls as `graded` spells it."""
     reasoning, _, rest = turn.rpartition("</think>")
-    calls, start, decoder = [], rest.find("{"), json.JSONDecoder()
+    calls: list[dict[str, Any]] = []
+    start, decoder = rest.find("{"), json.JSONDecoder()
     content = rest
     while start >= 0:
         try:

@@ -145,7 +145,8 @@ def _with_tools(head: str, with_tools: str) -> str:
 
 def _tool_parts(template, question, after_user: str, after_assistant: str) -> tuple[str, str] | None:
     """How calls and their results are written, or None where they do not fit into the turns."""
-    call = {"type": "function", "function": {"name": "<5>", "arguments": {"a": "<6>"}}}
+    values = {"a": "<6>"}
+    call = {"type": "function", "function": {"name": "<5>", "arguments": values}}
     calling = {"role": "assistant", "content": "", "tool_calls": [call]}
     result = {"role": "tool", "name": "<5>", "content": "<7>"}
     try:
@@ -153,7 +154,7 @@ def _tool_parts(template, question, after_user: str, after_assistant: str) -> tu
         head = template.text([question], [TOOL])
     except Unusable:
         return None
-    written, arguments, rest = text.partition(json.dumps(call["function"]["arguments"]))
+    written, arguments, rest = text.partition(json.dumps(values))
     written = written.partition(question["content"])[2].removeprefix(after_user).replace("<5>", "{{ .Function.Name }}")
     end, _, after_result = rest.partition("<7>")
     if (

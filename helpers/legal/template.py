@@ -55,11 +55,11 @@ class ChatTemplate:
 
     def text(self, messages: Sequence[Mapping[str, Any]], tools=None, *, ask: bool = False) -> str:
         """The conversation as the model reads it; with `ask` up to where it has to write. Raises Unusable where it is refused."""
-        messages = [self._placed(message) for message in messages]
-        if messages[0]["role"] == "system" and not self.writes_system:
-            system, question, *rest = messages
-            messages = [question | {"content": f"{system['content']}\n\n{question['content']}"}, *rest]
-        return self._rendered(messages, list(tools) if tools else None, ask)
+        placed = [self._placed(message) for message in messages]
+        if placed[0]["role"] == "system" and not self.writes_system:
+            system, question, *rest = placed
+            placed = [question | {"content": f"{system['content']}\n\n{question['content']}"}, *rest]
+        return self._rendered(placed, list(tools) if tools else None, ask)
 
     def prompt(self, record) -> str:
         """What a record asks, up to where the model has to write its last message."""

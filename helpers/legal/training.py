@@ -75,10 +75,10 @@ def encode(records, template: ChatTemplate, *, max_length: int = 0, learn: str =
     """
     pairs, set_aside = {}, []
     for name, part in records.splits.items():
-        pairs[name], refused = [], []
+        usable, refused = [], []
         for record in part:
             try:
-                pairs[name].append((record, row_of(record, template, learn)))
+                usable.append((record, row_of(record, template, learn)))
             except Unusable as reason:
                 refused.append({"row": record.id, "reason": str(reason)})
         if 2 * len(refused) > len(part):
@@ -87,15 +87,20 @@ def encode(records, template: ChatTemplate, *, max_length: int = 0, learn: str =
                 f"{len(refused)} of {len(part)} {name} records cannot be used, first {first['row']}: {first['reason']}"
             )
         set_aside += refused
+        pairs[name] = usable
     longest = max(len(row["input_ids"]) for _, row in pairs["train"])
     length = round_up(max_length or min(longest, MOST_LENGTH, reads // MULTIPLE * MULTIPLE))
     kept, rows = {}, {}
     for name, part in pairs.items():
-        short = [(record, row) for record, row in part if len(row["input_ids"]) <= length]
-        long = [record for record, row in part if len(row["input_ids"]) > length]
-        set_aside += [{"row": record.id, "reason": f"longer than {length:,} tokens"} for record in long]
-        kept[name] = [record for record, _ in short]
-        rows[name] = Dataset.from_list([row for _, row in short])
+        short_records, short_rows = [], []
+        for record, row in part:
+            if len(row["input_ids"]) > length:
+                set_aside.append({"row": record.id, "reason": f"longer than {length:,} tokens"})
+            else:
+                short_records.append(record)
+                short_rows.append(row)
+        kept[name] = short_records
+        rows[name] = Dataset.from_list(short_rows)
     return rows, records.keeping(kept, set_aside), length
 
 
@@ -147,6 +152,7 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         for weight in self.model.parameters():  # TRL makes the adapter of a model in 4 bits bf16
             if weight.requires_grad and weight.dtype == torch.bfloat16:
                 weight.data = weight.data.float()
+        assert args.max_length is not None  # else TRL refuses to pack
         self.data_collator = FixedBlocks(args.max_length, processing_class.pad_token_id, compact=not on_xla)
         vars(base_of(self.model)).pop("forward", None)  # TRL's, with a head that waits for the host
         self.model_accepts_loss_kwargs = True  # asks transformers to count the labels of a whole step

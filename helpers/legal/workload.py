@@ -62,7 +62,7 @@ def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
     """
     default = LegalParameters.defaults()
     name, length = asked.model or default.base_model, asked.length or BLOCK
-    method = LegalParameters(method=asked.method or default.method).method
+    method = LegalParameters(method=asked.method or default.method).method  # type: ignore[arg-type]  # which it checks
     if method == "qlora" and machine.family == "xla":
         raise DoesNotFit(NO_TPU)
     step = _step(name, method, machine.precision, length)

@@ -150,7 +150,7 @@ class Order:
                 del self.ran[key]
 
 
-watching: Order | None = None
+watching: Order  # from `watch` on
 
 
 def watch(shell, cells: str) -> None:
