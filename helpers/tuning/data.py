@@ -128,7 +128,8 @@ def _without_repeats(splits: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
     for split in reversed(SPLITS):
         if split not in splits:
             continue
-        labels, first = defaultdict(set), {}
+        labels = defaultdict(set)
+        first: dict[str, Pair] = {}
         for text, label in splits[split]:
             key = " ".join(text.casefold().split())
             labels[key].add(label)
@@ -144,7 +145,7 @@ def _held_out(train: list[Pair], missing: Sequence[str], seed: int) -> dict[str,
     by_label = defaultdict(list)
     for pair in train:
         by_label[pair[1]].append(pair)
-    splits = {name: [] for name in ("train", *missing)}
+    splits: dict[str, list[Pair]] = {name: [] for name in ("train", *missing)}
     for _, pairs in sorted(by_label.items()):
         random.Random(seed).shuffle(pairs)
         count = max(1, round(HELD_OUT * len(pairs))) if len(pairs) >= 3 else 0

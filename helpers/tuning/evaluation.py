@@ -61,12 +61,12 @@ def compare_quality(labels: Sequence[int], stock: Sequence[Trial], tuned: Sequen
 
 def f1_difference(labels: Sequence[int], stock: np.ndarray, tuned: np.ndarray) -> Interval:
     """Of macro F1, mean over seeds. stock, tuned: predictions, [seeds, texts], of the same seeds."""
-    labels = np.asarray(labels)
-    classes = int(max(labels.max(), stock.max(), tuned.max())) + 1
+    truth = np.asarray(labels)
+    classes = int(max(truth.max(), stock.max(), tuned.max())) + 1
 
     def difference(seeds: np.ndarray, texts: np.ndarray) -> float:
         drawn = np.ix_(seeds, texts)
-        return _mean_f1(labels[texts], tuned[drawn], classes) - _mean_f1(labels[texts], stock[drawn], classes)
+        return _mean_f1(truth[texts], tuned[drawn], classes) - _mean_f1(truth[texts], stock[drawn], classes)
 
     return paired_interval(difference, *stock.shape)
 

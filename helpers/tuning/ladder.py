@@ -138,7 +138,8 @@ def now() -> float:
 
 def compare_speed(task: Task, kept: Settings, rung: Rung, examples: int, deadline: float) -> Tried:
     """Windows with and without the rung in turn until a decision or the deadline."""
-    changed, ratios = kept | rung.change, []
+    changed = kept | rung.change
+    ratios: list[float] = []
     while decision(ratios) is None and (now() < deadline or not ratios):
         if len(ratios) % 2 == 0:
             before = measure_window(task, kept, examples)
@@ -330,6 +331,7 @@ def race(task: Task, tried: list[Tried], folder: Path, *, seconds: float) -> Rac
     if len(labels) < DEV_TEXTS:
         why = f"{len(labels)} dev texts cannot show that F1 is at most {F1_MARGIN} lower: {DEV_TEXTS} can. Give more rows."
         return ended(Outcome.NOT_DECIDED, why)
+    assert tried[0].window
     for seeds in (task.params.paired_seeds, 1):
         examples = examples_of_a_trial(task, tried[0].window, seeds, seconds)
         if examples >= min(whole, LEAST_STEPS * batch):
@@ -385,7 +387,7 @@ def race(task: Task, tried: list[Tried], folder: Path, *, seconds: float) -> Rac
 
 def read_or_make(make, form: type, file: Path, resume: bool):
     """What `make()` returns, kept in a file of the run's folder, which a second run reads."""
-    adapter = TypeAdapter(form)
+    adapter: TypeAdapter = TypeAdapter(form)
     before = ranks.broadcast(file.read_bytes() if resume and file.is_file() else None)
     if before:
         tracking.say(f"measured before: {file.name}")

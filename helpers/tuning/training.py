@@ -120,7 +120,7 @@ class Task:
         On XLA each length would be compiled and the fused kernel crashes: there the start pads to what 99 of 100 texts need.
         """
         batch = min(8, self.params.batch_size or 8)  # a smaller one that is asked for is where it starts
-        settings = {BATCH: batch, RATE: self.params.learning_rate or LEARNING_RATE}
+        settings: Settings = {BATCH: batch, RATE: self.params.learning_rate or LEARNING_RATE}
         settings |= {"optim": "adamw_torch_fused", "dataloader_num_workers": 0}
         settings |= {SAMPLING: "random", "attn_implementation": self.model.config._attn_implementation}
         if self.runtime.family == "xla":
