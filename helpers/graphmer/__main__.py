@@ -84,7 +84,7 @@ def _serve(options: argparse.Namespace) -> None:
     try:
         from mcp.server import MCPServer
     except ImportError:  # before mcp 2
-        from mcp.server.fastmcp import FastMCP as MCPServer
+        from mcp.server.fastmcp import FastMCP as MCPServer  # type: ignore[attr-defined, no-redef]  # other names there
 
     repository = options.repository
     server, asked = MCPServer("graphmer"), Asked(repository)

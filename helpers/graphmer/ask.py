@@ -308,7 +308,9 @@ class Asked:
     def _called(self, name: str) -> Iterator[Site]:
         resolver, entity = self.repository.entities[name]
         file = self.repository.files.get(entity.module)
-        for use in self.repository.mentions(file) if file else ():
+        if file is None:
+            return
+        for use in self.repository.mentions(file):
             if use.scope.owner != entity.id or use.kind not in CALLS:
                 continue
             place = (use.kind, file, use.line, use.column)
@@ -356,7 +358,7 @@ class Asked:
     def _defined_at(self, name: str) -> str:
         _, entity = self.repository.entities.get(name, (None, None))
         file = self.repository.files.get(entity.module) if entity else None
-        return self.repository.place(file, entity.line) if file and entity.line else ""
+        return self.repository.place(file, entity.line) if entity and file and entity.line else ""
 
 
 def _is_read(resolver: Resolver, entity: Entity) -> bool:

@@ -303,7 +303,8 @@ class LeafyChains(Dataset):
         """Documents in a drawn order, each into the first open sequence that has room for its roots and its leaves."""
         order = sorted(self.own)
         random.Random(f"{self.seed} {self.roots} packing").shuffle(order)
-        sequences, rooms = [], []
+        sequences = []
+        rooms: list[Room] = []
         for number in order:
             length, leaves = self.length(number), self.count_leaves(number)
             fitting = (room for room in rooms if room.roots >= length and room.leaves >= leaves)
@@ -353,7 +354,8 @@ class LeafyChains(Dataset):
         """True leaves of one document, no two with one tail, then wrong ones for some of the same relations."""
         anchor = self.configuration.encoding.leaves_per_anchor
         start, length = self._place_anchor(number)
-        own, leaves = self.own[number], {}
+        own = self.own[number]
+        leaves: dict[int, Leaf] = {}
         for relation, tail in draw.sample(own, len(own)):
             if len(leaves) < anchor.positive and tail not in leaves:
                 leaves[tail] = Leaf(segment, begin + start, length, number, relation, tail, True)
@@ -361,9 +363,9 @@ class LeafyChains(Dataset):
         for _ in range(anchor.negatives):
             leaf = draw.choice(true)
             kind = draw.choice([self.encoded.hard, self.encoded.type_consistent])
-            tail = kind(draw, leaf)
-            if tail is not None:
-                wrong.append(leaf._replace(tail=tail, true=False))
+            other = kind(draw, leaf)
+            if other is not None:
+                wrong.append(leaf._replace(tail=other, true=False))
         return true + wrong
 
     def _leaf_fields(self, leaves: list[Leaf], draw: random.Random) -> dict[str, np.ndarray]:

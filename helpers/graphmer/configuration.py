@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -34,8 +34,16 @@ LEAST_ROOTS = 8
 HEAD_WEIGHT = 0.5  # of the terms that teach what wrong leaves and the ontology need
 SCHEDULE = "training_data.short_to_long_curriculum.schedule"
 # Keys that may have their declared value alone.
-FIXED = ("positional_encoding", "norm", "activation", "use_rel_attention_bias", "hgat.enabled", "hgat.relation_bias")
-FIXED += ("contrastive.enabled", "optimizer.name")
+FIXED = (
+    "positional_encoding",
+    "norm",
+    "activation",
+    "use_rel_attention_bias",
+    "hgat.enabled",
+    "hgat.relation_bias",
+    "contrastive.enabled",
+    "optimizer.name",
+)
 MAY_BE_ZERO = ("warmup_steps", "gradient_accumulation_steps")  # as may every whole number that is declared as 0
 POSITIVE = ("lr", "eps", "temperature", "mask_prob", "held_out", "decay_base")
 MOST = {"dropout": 0.9, "mask_prob": 1, "held_out": 0.49, "decay_base": 0.999, "num_workers": 64}
@@ -66,8 +74,13 @@ TYPES = {
 }
 
 
-class Document(Section):
+class Configuration(Section):
     """A whole run. Raises ValueError for values that cannot be, alone or together, and names their keys."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, section: str) -> Any:
+            """A section of the keys that the profile declares."""
 
     @model_validator(mode="after")
     def _goes_together(self):
@@ -144,9 +157,9 @@ class Document(Section):
         )
 
 
-def _declare(path: str, tree: Mapping[str, Any], base: type[Section] = Section) -> type[Section]:
+def _declare(path: str, tree: Mapping[str, Any], base: type[Section] = Section) -> type[Any]:
     """The section whose keys, types and defaults are those of a mapping."""
-    fields = {}
+    fields: dict[str, Any] = {}
     for key, value in tree.items():
         inner = f"{path}.{key}".lstrip(".")
         if isinstance(value, dict):
@@ -174,7 +187,7 @@ def _type(path: str, value: Any) -> Any:
     return Annotated[float, Field(ge=0, le=most)]
 
 
-Configuration = _declare("", DECLARED, Document)
+Declared = _declare("", DECLARED, Configuration)
 
 
 # ---- reading
@@ -219,7 +232,7 @@ def _parse(text: str | bytes, name: str) -> Any:
 
 def _validate(tree: Any, prefix: str) -> Configuration:
     try:
-        return Configuration.model_validate(tree)
+        return Declared.model_validate(tree)
     except ValidationError as error:
         problems = [prefix + _in_words(problem) for problem in error.errors()]
         raise ValueError("\n".join(problems)) from error
@@ -236,7 +249,7 @@ def _in_words(problem: Mapping[str, Any]) -> str:
 
 
 def _unknown(path: str) -> str:
-    return f"{path}: unknown key; {did_you_mean(path, paths(Configuration()))}`configuration.yaml` of a run shows all"
+    return f"{path}: unknown key; {did_you_mean(path, paths(Declared()))}`configuration.yaml` of a run shows all"
 
 
 def paths(section: BaseModel, prefix: str = "") -> list[str]:

@@ -82,15 +82,16 @@ class LeafyBatch:
     relation_ids: Tensor  # [B, G]
     head_start: Tensor  # [B, G] first root of the head
     head_length: Tensor  # [B, G] roots of the head
-    mlm_positions: Tensor | None = None  # [B, M]
+    # All of these, or none and no loss.
+    mlm_positions: Tensor = None  # [B, M]
     mlm_labels: Tensor | None = None  # [B, M]
-    mnm_labels: Tensor | None = None  # [B, G, L]
-    triple_labels: Tensor | None = None  # [B, G] 1 true, 0 wrong, -100 masked
-    head_entities: Tensor | None = None  # [B, G] numbers of entities; -1 at a wrong leaf
-    tail_entities: Tensor | None = None  # [B, G]
-    head_text_ids: Tensor | None = None  # [B, G, C]
-    tail_text_ids: Tensor | None = None  # [B, G, C]
-    known_BGX: Tensor | None = None  # [B, G, B G] in-batch tails that are right for this leaf, too
+    mnm_labels: Tensor = None  # [B, G, L]
+    triple_labels: Tensor = None  # [B, G] 1 true, 0 wrong, -100 masked
+    head_entities: Tensor = None  # [B, G] numbers of entities; -1 at a wrong leaf
+    tail_entities: Tensor = None  # [B, G]
+    head_text_ids: Tensor = None  # [B, G, C]
+    tail_text_ids: Tensor = None  # [B, G, C]
+    known_BGX: Tensor = None  # [B, G, B G] in-batch tails that are right for this leaf, too
     negative_text_ids: Tensor | None = None  # [B, G, U, C]; None where no wrong tails are drawn
 
 
@@ -100,8 +101,8 @@ class GraphMEROutput(ModelOutput):
 
     loss: Tensor | None = None
     terms: dict[str, Tensor] | None = None
-    root_states: Tensor | None = None
-    leaf_states: Tensor | None = None
+    root_states: Tensor = None  # always there; an output's fields have this default
+    leaf_states: Tensor = None
 
 
 # ---- what the graph brings into attention

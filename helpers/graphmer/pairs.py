@@ -30,7 +30,7 @@ LEFT_OUT = frozenset({"test", "tests", "testing", "testsuite", "idle_test", "con
 LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__", "node_modules", "lib2to3", "pydoc_data"}
 LEFT_OUT |= {"_vendor", "_vendored", "vendored"}
 STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
-DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+DefinitionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 PARAGRAPH, SENTENCE = re.compile(r"\n\s*\n"), re.compile(r"(?<=[.!?])\s")
 
 
@@ -86,9 +86,9 @@ def _read_file(path: Path, root: Path) -> list[Definition]:
     return list(_read_body(tree, module, content.decode("utf-8", errors="replace").splitlines()))
 
 
-def _read_body(node: ast.AST, owner: str, lines: list[str]) -> Iterator[Definition]:
+def _read_body(node: ast.Module | ast.ClassDef, owner: str, lines: list[str]) -> Iterator[Definition]:
     for child in node.body:
-        if isinstance(child, DEFINITIONS):
+        if isinstance(child, DefinitionNode):
             name = f"{owner}.{child.name}"
             sentence = first_sentence(ast.get_docstring(child) or "")
             yield Definition(name, _without_docstring(child, lines), sentence)
@@ -96,17 +96,17 @@ def _read_body(node: ast.AST, owner: str, lines: list[str]) -> Iterator[Definiti
                 yield from _read_body(child, name, lines)
 
 
-def _without_docstring(node: ast.AST, lines: list[str]) -> str:
+def _without_docstring(node: DefinitionNode, lines: list[str]) -> str:
     """Source lines without those of the docstring; of a class the lines between its methods' bodies."""
     left_out = []  # (line of the header, first statement, last statement)
     if ast.get_docstring(node, clean=False) is not None:
         left_out.append((node, node.body[0], node.body[0]))
     if isinstance(node, ast.ClassDef):
-        left_out += [(child, child.body[0], child) for child in node.body if isinstance(child, DEFINITIONS)]
+        left_out += [(child, child.body[0], child) for child in node.body if isinstance(child, DefinitionNode)]
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     code = dict(enumerate(lines[first - 1 : node.end_lineno], first))
     for header, start, end in left_out:
-        for number in range(max(start.lineno, header.lineno + 1), end.end_lineno + 1):
+        for number in range(max(start.lineno, header.lineno + 1), (end.end_lineno or 0) + 1):
             code.pop(number, None)
     return textwrap.dedent("\n".join(code.values()))
 
@@ -139,7 +139,8 @@ def pairs(folders: Sequence[str | Path], *, total: int = 6_000, seed: int = 0) -
     draw = random.Random(seed)
     first, *others = folders
     draw.shuffle(others)
-    rows, seen = [], set()
+    rows = []
+    seen: set[str] = set()
     for folder in (first, *others):
         root = Path(folder).expanduser().resolve()
         files = list_sources(root)
@@ -210,7 +211,8 @@ def in_batches(rows: Dataset, *, batch_size: int, steps: int, seed: int) -> Data
             groups[name] = places
     if len(small) >= batch_size:
         groups["small packages"] = small
-    draw, waiting, order = random.Random(seed), defaultdict(list), []
+    draw, order = random.Random(seed), []
+    waiting: dict[str, list[int]] = defaultdict(list)
     sizes = [len(places) for places in groups.values()]
     for _ in range(steps):
         [name] = draw.choices(list(groups), sizes)

@@ -74,7 +74,7 @@ class GraphParameters(Parameters):
         Raises ValueError: a value, or a combination, that cannot be; a device that the machine has not.
         """
         configuration = self.on_devices(machine.family, machine.device_count)
-        values = {"run.seed": self.seed}
+        values: dict[str, object] = {"run.seed": self.seed}
         if self.max_steps:
             values["run.max_steps"] = self.max_steps
         if self.learning_rate:

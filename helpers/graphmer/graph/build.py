@@ -126,7 +126,7 @@ class Build:
 
     def _class(self, entity: str, scope: Scope) -> None:
         for relation, chain in scope.bases:
-            self._relate(scope.parent, entity, relation, chain)
+            self._relate(scope.outer, entity, relation, chain)
         above = [base for base in self.names.order(entity)[1:] if base != "builtins.object"]
         for name, meanings in scope.names.items():
             for meaning in meanings:
@@ -168,6 +168,6 @@ class Build:
     def _is_test(self, scope: Scope, in_file: bool) -> bool:
         if scope.kind != "function" or not scope.owner.rpartition(".")[2].startswith("test"):
             return False
-        outer = scope.parent
+        outer = scope.outer
         above = self.names.order(outer.owner) if outer.kind == "class" else ()
         return any(base in _TEST_CASE for base in above) or (in_file and outer.kind != "function")

@@ -269,13 +269,14 @@ class JavaResolver(Resolver):
     def _name(self, scope: Scope, name: str) -> Targets:
         if name[0] == "<":
             return only(self.module(name[1:-1].replace("/", ".")))
-        looking, owner = scope, ""
+        owner = ""
+        looking: Scope | None = scope
         while looking is not None:
             if looking.kind == "class":
                 owner, order = looking.owner, self.order(looking.owner)
                 if any(name in self.classes[one].names for one in order if one in self.classes):
                     return self.member(Value(owner), name)
-                if "/" in name and looking.parent.kind == "class" and not self.classes.keys() >= {*order}:
+                if "/" in name and looking.outer.kind == "class" and not self.classes.keys() >= {*order}:
                     return OPEN  # inherited from outside, or a method of the class around
             elif name in looking.names:
                 return self._meanings(looking.names[name])
@@ -341,7 +342,7 @@ class JavaResolver(Resolver):
         kinds = {_is_primitive(value.entity) for value in targets.values}
         for entity in above:
             for meaning in self.classes[entity].names.get(name, ()) if entity in self.classes else ():
-                kinds.add(_is_primitive(meaning.value.entity) if isinstance(meaning, Known) else None)
+                kinds.add(_is_primitive(meaning.value.entity) if isinstance(meaning, Known) else ())
         return len(kinds) > 1
 
 

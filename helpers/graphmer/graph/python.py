@@ -66,9 +66,9 @@ _OF_CALLS_ALONE = ("with", "awaited")
 
 def read_python(module: Module, content: bytes) -> Module:
     """Fills `module`. Raises what `ast.parse` does."""
-    tree, kind = ast.parse(content), "package" if module.is_package else "module"
+    tree, extent = ast.parse(content), "package" if module.is_package else "module"
     lines = (1, content.count(b"\n") + 1)
-    module.entities.append(Entity(module.id, kind, module.id.rpartition(".")[2], DEFINED, module.id, *lines))
+    module.entities.append(Entity(module.id, extent, module.id.rpartition(".")[2], DEFINED, module.id, *lines))
     todo = module.todo
     todo.append((module.scope, [tree.body]))
     for scope, stack in todo:  # grows: functions and classes are read after what surrounds them
@@ -85,7 +85,7 @@ def read_python(module: Module, content: bytes) -> Module:
             elif kind is list:
                 stack += node[::-1]
             else:  # of what is no node there is nothing to read
-                for field, use in _used_fields(kind):
+                for field, use in _used_fields(kind):  # type: ignore[arg-type]  # a class can be hashed
                     _mark(getattr(node, field), use)
                 if kind in _HANDLERS:
                     _HANDLERS[kind](node, scope, stack)
@@ -110,7 +110,7 @@ def _used_fields(kind: type) -> list[tuple[str, str]]:
 
 def _mark(node: ast.AST | list | None, use: str) -> None:
     """Says how the names are used that stand alone in a field."""
-    parts = node if type(node) is list else [node]
+    parts: list = node if isinstance(node, list) else [node]
     for part in parts:
         if type(part) is ast.Starred or (use == "base" and type(part) is ast.Subscript):
             part = part.value
@@ -128,18 +128,19 @@ def _name(node: ast.Name | ast.Attribute, scope: Scope) -> None:
     elif type(node) is ast.Attribute and node.attr == "__dict__":
         scope.reads_members = True
     uses = {ast.Store: "written", ast.Del: "deleted"}
-    _mention(scope, uses.get(context) or getattr(node, "use", "read"), chain_of(node), node)
+    _mention(scope, uses.get(context, getattr(node, "use", "read")), chain_of(node), node)
 
 
 def _outlives(node: ast.Name | ast.Attribute, scope: Scope) -> bool:
     """Whether a name that is deleted is more than a local variable or an attribute of `self`."""
-    if type(node) is ast.Name:
+    if isinstance(node, ast.Name):
         return scope.binder(node.id).kind in ("module", "class")
     return type(node.value) is not ast.Name or _class_of_self(scope, node.value.id) is None
 
 
 def _mention(scope: Scope, kind: str, chain: str, node: ast.AST) -> None:
-    scope.module.uses.append(scopes.Use(scope, kind, chain, node.end_lineno, node.end_col_offset - 1))
+    line, end = node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]  # what is mentioned has a place
+    scope.module.uses.append(scopes.Use(scope, kind, chain, line, end - 1))
 
 
 def _call(node, scope, stack):
@@ -179,7 +180,7 @@ def _narrow(scope: Scope, tested: ast.expr, kinds: ast.expr | list) -> None:
         table, name = scope.names, tested.id
     elif type(tested) is ast.Attribute and type(tested.value) is ast.Name:
         owner = _class_of_self(scope, tested.value.id)
-        table, name = owner and owner.fields, tested.attr
+        table, name = owner.fields if owner else None, tested.attr
     if table and name in table:
         for kind in kinds if type(kinds) is list else getattr(kinds, "elts", [kinds]):
             scopes.bind(table, name, _expression(scope, kind, "!"))
@@ -222,8 +223,8 @@ def _expression(scope: Scope, node: ast.AST, end: str = "") -> Meaning:
 
 def _meanings(value: ast.AST, scope: Scope) -> list[Meaning]:
     """What a name may be bound to by `name = value`."""
-    if type(value) in (ast.BoolOp, ast.IfExp):
-        parts = value.values if type(value) is ast.BoolOp else (value.body, value.orelse)
+    if isinstance(value, ast.BoolOp | ast.IfExp):
+        parts = value.values if isinstance(value, ast.BoolOp) else [value.body, value.orelse]
         return [meaning for part in parts for meaning in _meanings(part, scope)]
     if type(value) is ast.Constant and value.value is None:
         return [NOTHING]
@@ -237,13 +238,13 @@ def _class_of_self(scope: Scope, name: str) -> Scope | None:
             return scope.parent
         if name in scope.names:
             return None
-        scope = scope.parent
+        scope = scope.outer
     return None
 
 
 def _bind(scope: Scope, target: ast.Name | ast.Attribute, meaning: Meaning) -> None:
     """Binds a name, or `self.name` in a method; any other attribute is a store."""
-    if type(target) is ast.Name:
+    if isinstance(target, ast.Name):
         name, scope = target.id, scope.binder(target.id)
         scopes.bind(scope.names, name, meaning)
     else:
@@ -259,14 +260,14 @@ def _bind(scope: Scope, target: ast.Name | ast.Attribute, meaning: Meaning) -> N
 
 
 def _lines(node: ast.AST) -> tuple[int, int]:
-    return node.lineno, node.end_lineno
+    return node.lineno, node.end_lineno  # type: ignore[attr-defined]  # what is defined has a place
 
 
 def _export(scope: Scope, names: ast.AST | None) -> None:
     if isinstance(names, ast.List | ast.Tuple):
         module = scope.module
         written = [element for element in names.elts if isinstance(element, ast.Constant)]
-        module.exports = (module.exports or set()) | {element.value for element in written}
+        module.exports = (module.exports or set()) | {str(element.value) for element in written}
         for element in written:
             _mention(scope, "exported", str(element.value), element)
 
@@ -355,7 +356,7 @@ def _annotation(scope: Scope, *nodes: ast.expr | None) -> None:
                         _mention(scope, "annotated", chain_of(name), part)
 
 
-def _written_type(node: ast.AST) -> ast.expr | None:
+def _written_type(node: ast.AST | None) -> ast.expr | None:
     """The annotation that is written in a string."""
     if type(node) is ast.Constant and type(node.value) is str:
         with contextlib.suppress(SyntaxError, ValueError):
@@ -365,16 +366,15 @@ def _written_type(node: ast.AST) -> ast.expr | None:
 
 def _declared(annotation: ast.AST | None, scope: Scope) -> list[Meaning]:
     """What a name with this annotation may be."""
-    meanings = []
+    meanings: list[Meaning] = []
     for chain in declared_types(annotation):
         if chain == "None":
-            meaning = NOTHING
+            meanings.append(NOTHING)
         elif chain.rpartition(".")[2] == "Self" and scope.kind == "class":
-            meaning = Known(Value(scope.owner, True, False))
+            meanings.append(Known(Value(scope.owner, True, False)))
         else:
             end = "" if chain[-1] == "^" else "!"
-            meaning = OPAQUE if chain[0] == "?" else Expression(chain + end, scope)
-        meanings.append(meaning)
+            meanings.append(OPAQUE if chain[0] == "?" else Expression(chain + end, scope))
     return meanings
 
 
@@ -430,11 +430,13 @@ def _assign(node, scope, stack):
                 _store(scope, f"{key}:", ANYTHING, OPAQUE)
 
 
-def _assign_name(scope: Scope, target: ast.expr, meanings: Iterable[Meaning], value: ast.expr | None, stack) -> None:
+def _assign_name(
+    scope: Scope, target: ast.Name | ast.Attribute, meanings: Iterable[Meaning], value: ast.expr | None, stack
+) -> None:
     for meaning in meanings:
         _bind(scope, target, meaning)
     _mention(scope, "written", chain_of(target), target)
-    if type(target) is ast.Attribute:
+    if isinstance(target, ast.Attribute):
         stack.append(target.value)
     elif target.id == "__all__":
         _export(scope, value)
@@ -538,26 +540,25 @@ def _match(node, scope, stack):
 def chain_of(node: ast.AST) -> str:
     names = ""
     while True:
-        kind = type(node)
-        if kind is ast.Attribute:
+        if isinstance(node, ast.Attribute):
             names = f".{node.attr}{names}"
             node = node.value
-        elif kind is ast.Name:
+        elif isinstance(node, ast.Name):
             return node.id + names
-        elif kind is ast.Call:
+        elif isinstance(node, ast.Call):
             function = chain_of(node.func)
             if function.rpartition(".")[2] in _WITH_ARGUMENT and node.args and "(" not in function:
                 return f"{function}({chain_of(node.args[0])}){names}"
             names = f"(){names}"
             node = node.func
-        elif kind is ast.Await:
+        elif isinstance(node, ast.Await):
             names = f"~{names}"
             node = node.value
-        elif kind is ast.NamedExpr:
+        elif isinstance(node, ast.NamedExpr):
             node = node.value
         else:
-            root = _LITERALS.get(kind)
-            if kind is ast.Constant and isinstance(node.value, _CONSTANTS):
+            root = _LITERALS.get(type(node))
+            if isinstance(node, ast.Constant) and isinstance(node.value, _CONSTANTS):
                 root = f"<{type(node.value).__name__}>"
             if root is None:
                 return "?." + names.rpartition(".")[2] if names else "?"
@@ -566,12 +567,11 @@ def chain_of(node: ast.AST) -> str:
 
 def declared_types(node: ast.AST | None) -> list[str]:
     """Every type that an annotation admits, as a chain: of `list[C]` the outer one, "?" for what is no class, "None"."""
-    kind = type(node)
-    if kind in _NAMES:
+    if isinstance(node, _NAMES):
         return [chain_of(node)]
-    if kind is ast.BinOp:
+    if isinstance(node, ast.BinOp):
         return declared_types(node.left) + declared_types(node.right)
-    if kind is ast.Subscript:
+    if isinstance(node, ast.Subscript):
         outer = chain_of(node.value)
         name = outer.rpartition(".")[2]
         if name in ("type", "Type"):
@@ -583,7 +583,7 @@ def declared_types(node: ast.AST | None) -> list[str]:
         for part in parts if name == "Union" else parts[:1]:
             types += declared_types(part)
         return [*types, "None"] if name == "Optional" else types
-    if kind is ast.Constant and node.value is None:
+    if isinstance(node, ast.Constant) and node.value is None:
         return ["None"]
     inner = _written_type(node)
     return declared_types(inner) if inner else ["?"]

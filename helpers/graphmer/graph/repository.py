@@ -75,7 +75,8 @@ class Repository:
         state = sources.state()
         if state == self._state:
             return
-        self._keys, self._mentions = {}, {}
+        self._keys = {}
+        self._mentions: dict[str, list[Use]] = {}
         self.contents: dict[str, bytes] = {}
         with quiet():
             self.resolvers = read_modules(self.data_source, sources, self._read)
@@ -259,7 +260,8 @@ def _java(sources: Sources, read: Reader) -> Iterator[Resolver]:
         for module in modules:
             sources.read.remove(module.record)
         files = [module.record["path"] for module in modules]
-        yield JavaResolver([_java_module(sources, read, file, f"{project}:") for file in files])
+        labelled = [_java_module(sources, read, file, f"{project}:") for file in files]
+        yield JavaResolver([*filter(None, labelled)])
     yield JavaResolver(shared)
 
 

@@ -115,9 +115,9 @@ class Resolver:
                 self.module_of[entity.id] = module
         self.external: dict[str, Entity] = {}
         self.definers: dict[str, set[str]] = defaultdict(set)  # attribute -> the classes that bind it
-        for entity, scope in self.classes.items():
+        for owner, scope in self.classes.items():
             for name in (*scope.names, *scope.fields):
-                self.definers[name].add(entity)
+                self.definers[name].add(owner)
         # Assignments from elsewhere: to an attribute of what is known, to one of something else, and under computed names.
         self.patched: dict[tuple[str, str, bool], list[Meaning]] = defaultdict(list)
         self.loose: dict[str, list[Meaning]] = defaultdict(list)
@@ -173,7 +173,7 @@ class Resolver:
 
     def value(self, scope: Scope, chain: str) -> Targets:
         """What a chain may stand for where `scope` reads it."""
-        return self._solve((scope, chain), lambda: self._value(scope, chain))
+        return self._solve((scope, chain), lambda: self._value(scope, chain))  # type: ignore[return-value]  # as `_value`
 
     def _solve(self, key: tuple, look_up: Callable[[], Targets | None]) -> Targets | None:
         """The least targets that agree with themselves, as `a = b` may stand beside `b = f(a)`.
@@ -263,7 +263,7 @@ class Resolver:
             return only(self._builtin(name)) if member is None else member
         targets = self._meanings(binder.names[name])
         if binder.kind == "class":  # before its line a name in a class is that of the module
-            outer = self._name(binder.parent, name)
+            outer = self._name(binder.outer, name)
             return join([targets, outer]) if outer.values else targets
         return targets
 
@@ -433,7 +433,7 @@ class Resolver:
         for owner in self.order(entity):
             scope = self.classes.get(owner)
             if scope and scope.metaclass:
-                kind = self.value(scope.parent, scope.metaclass).one
+                kind = self.value(scope.outer, scope.metaclass).one
                 if kind is None or (kind.entity in self.classes and self._in_sources(kind.entity, "__call__")):
                     return False
         return not self._in_sources(entity, "__new__")
@@ -454,7 +454,7 @@ class Resolver:
         if value.is_instance or value.entity not in self.module_of:
             return False
         for decorator in self.module_of[value.entity].decorators.get(value.entity, ()):
-            if decorator is not OPAQUE:
+            if isinstance(decorator, Expression):
                 kind = self.value(decorator.scope, decorator.chain.removesuffix("()")).one
                 if kind and self._makes_properties(kind.entity):
                     return True
@@ -475,7 +475,7 @@ class Resolver:
         return self.passing[entity]
 
     def _passed(self, decorator: Meaning) -> int:
-        if decorator is OPAQUE:
+        if not isinstance(decorator, Expression):
             return 0
         name = decorator.chain.removesuffix("()")
         function = self.value(decorator.scope, name).one
@@ -491,10 +491,10 @@ class Resolver:
 
     def _gives_argument(self, function: str) -> int:
         """Whether a function returns its first argument (2), or a function that wraps and calls it (1)."""
-        module = self.module_of.get(function)
-        first, level = module.first.get(function) if module else None, 2
-        if first is None or function in module.decorators:
+        module, level = self.module_of.get(function), 2
+        if not module or function not in module.first or function in module.decorators:
             return 0
+        first = module.first[function]
         for meaning in module.returned.get(function, ()):
             if not isinstance(meaning, Expression):
                 return 0
@@ -535,7 +535,7 @@ class Resolver:
         """Of each base the classes that it may be; a second "?" where these are not all."""
         scope = self.classes[entity]
         for _, chain in scope.bases:
-            targets = self.value(scope.parent, chain)
+            targets = self.value(scope.outer, chain)
             classes = [value.entity for value in targets.values if not value.is_instance]
             yield classes if targets.complete and classes else [*classes, "?", "?"]
 
@@ -567,7 +567,7 @@ class Resolver:
         return methods
 
     def member(self, owner: Value, name: str) -> Targets:
-        return self._solve((*owner, name), lambda: self._member(owner, name))
+        return self._solve((*owner, name), lambda: self._member(owner, name))  # type: ignore[return-value]  # as `_member`
 
     def _member(self, owner: Value, name: str) -> Targets:
         related = () if owner.exact else self._related(owner.entity, name)

@@ -82,6 +82,12 @@ class Scope:
         self.number = len(module.scopes)
         module.scopes.append(self)
 
+    @property
+    def outer(self) -> Scope:
+        """The scope around this one, which is no module's."""
+        assert self.parent
+        return self.parent
+
     def binder(self, name: str) -> Scope:
         """The scope that an assignment to `name` binds it in."""
         return self.declared.get(name, self)
@@ -150,7 +156,7 @@ class Module:
         self.first: dict[str, str] = {}
         self.wrappers: dict[str, str] = {}
         self.asynchronous: set[str] = set()
-        self.decorators: dict[str, list[Expression]] = {}
+        self.decorators: dict[str, list[Meaning]] = {}
         # Object, attribute ("" for one that is computed), value.
         self.stores: list[tuple[Expression, str, Meaning]] = []
         # What computed names can be: strings of a definition, and the strings and keywords of calls of a name.
@@ -173,7 +179,7 @@ _KEPT_OF_SCOPES = (
 def pack(module: Module) -> str:
     """All but the mentions, which are read again where somebody asks for them. A scope is its number, a meaning the list of its parts."""
 
-    def plain(value: object) -> object:
+    def plain(value: Scope | set[str] | Unknown) -> object:
         if isinstance(value, Scope):
             return value.number
         return sorted(value) if isinstance(value, set) else value.value
@@ -194,7 +200,7 @@ def unpack(text: str) -> Module:
         Scope("", "", "", None, module)
 
     def meaning_of(row: int | list) -> Meaning:
-        if type(row) is int:
+        if isinstance(row, int):
             return Unknown(row)
         first = row[0]
         return Known(Value(*first)) if len(row) == 1 else Expression(first, scopes[row[1]])
@@ -203,15 +209,16 @@ def unpack(text: str) -> Module:
         return {name: [meaning_of(row) for row in meanings] for name, meanings in table.items()}
 
     for scope, row in zip(scopes, rows, strict=True):
-        vars(scope).update(zip(_KEPT_OF_SCOPES, row, strict=True))
-        scope.parent = None if scope.parent is None else scopes[scope.parent]
-        scope.names, scope.fields = table_of(scope.names), table_of(scope.fields)
-        scope.declared = {name: scopes[number] for name, number in scope.declared.items()}
+        parts = dict(zip(_KEPT_OF_SCOPES, row, strict=True))
+        parts["parent"] = None if parts["parent"] is None else scopes[parts["parent"]]
+        parts["names"], parts["fields"] = table_of(parts["names"]), table_of(parts["fields"])
+        parts["declared"] = {name: scopes[number] for name, number in parts["declared"].items()}
+        vars(scope).update(parts)
+    record["scope"] = scopes[record["scope"]]
+    record["entities"] = [Entity._make(row) for row in record["entities"]]
+    record["classes"] = {name: scopes[number] for name, number in record["classes"].items()}
+    for name in ("results", "returned", "decorators"):
+        record[name] = table_of(record[name])
+    record["stores"] = [(meaning_of(target), name, meaning_of(value)) for target, name, value in record["stores"]]
     vars(module).update(record)
-    module.scope = scopes[module.scope]
-    module.entities = [Entity._make(row) for row in module.entities]
-    module.classes = {name: scopes[number] for name, number in module.classes.items()}
-    module.results, module.returned = table_of(module.results), table_of(module.returned)
-    module.decorators = table_of(module.decorators)
-    module.stores = [(meaning_of(target), name, meaning_of(value)) for target, name, value in module.stores]
     return module

@@ -104,7 +104,8 @@ def notebook_code(content: bytes) -> tuple[bytes, list[tuple[int, int]]]:
         ]
     except (LookupError, TypeError) as error:
         raise ValueError(f"no notebook: {error}") from error
-    lines, cells = [], []
+    lines: list[str] = []
+    cells = []
     for number, source in code_cells:
         cells.append((number, len(lines) + 1))
         code = source.split("\n")

@@ -50,12 +50,13 @@ def split_by_module(graph: KnowledgeGraph, *, seed: int, held_out: float = 0.1) 
         part_of_pair: dict[frozenset[str], int] = {}
         for pair, name in zip(pairs, units, strict=True):
             part_of_pair[pair] = min(part_of_pair.get(pair, 2), part_of_unit[name])
-        parts = [], [], []
+        parts: tuple[list[Triple], ...] = [], [], []
         for triple, pair in zip(triples, pairs, strict=True):
             parts[part_of_pair[pair]].append(triple)
         if all(parts):
             why = "" if unit == UNITS[0] else f": by {UNITS[0]} they would be too few or too large"
-            return Splits(*map(tuple, parts), f"held out by {unit} ({len(sizes):,} of them){why}")
+            reason = f"held out by {unit} ({len(sizes):,} of them){why}"
+            return Splits(tuple(parts[0]), tuple(parts[1]), tuple(parts[2]), reason)
     raise ValueError(
         f"held_out={held_out}: {len(triples):,} triples, too few to hold some out by {' or '.join(UNITS)}; give more sources, or "
         "raise held_out"
