@@ -164,7 +164,7 @@ USES = """
         del fault.limit
 
     Alias: TypeAlias = Fault
-    __all__ = ["work", "Fault"]
+    __all__ = [b"other", "work", "Fault"]
 """
 
 
