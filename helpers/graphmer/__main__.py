@@ -101,7 +101,7 @@ def _serve(options: argparse.Namespace) -> None:
 
         name: qualified name of a function, class, method or variable, or the end of one that no other has.
         relation: "called_by" for every use, "calls", or "impact" for all that a change reaches.
-        status of an answer: "known" is proved; "one of" may be another of `could_be`; "inferred" is jedi's; "open" may be it.
+        status of an answer: "known" is proved; "one of" may be another of `could_be`; "inferred" is likely; "open" may be it.
         """
         return report(name, relation, most)
 

@@ -40,8 +40,9 @@ class Answer(NamedTuple):
     """Another end of the relation.
 
     status: "known", the sources prove it · "overridden", they prove a call of the method that this one overrides, or is
-        overridden by · "one of", it is this or one of those in `could_be` · "inferred", nothing but it and what overrides it has
-        this name, which is of several words, or jedi says so · "open", they name it there, and do not prove what is meant.
+        overridden by · "one of", it is this or one of those in `could_be` · "inferred", it is the only target that they show,
+        though there may be others, or nothing but it and what overrides it has this name, which is of several words, or jedi says so ·
+        "open", they name it there, and do not prove what is meant.
     kind: how it is used: "called", "decorates", "raised", "passed" and so on; "text" for a word that is no name of the language.
     steps: uses in between, and one more. defined: file:line of its definition. mentioned: file:line of each mention.
     source: the line of the first mention. could_be: what else may be meant.
@@ -273,7 +274,10 @@ class Asked:
     # ---- what is inferred
 
     def _inferred(self, group: list[str], sites: list[Site]) -> Iterator[Site]:
-        """The sites; open ones that are likely of the asked name are inferred. jedi is asked for three seconds at most."""
+        """The sites; open ones that are likely of the asked name are inferred. jedi is asked for three seconds at most.
+
+        A method that overrides another is not inferred as the only target: the object may be of the class above.
+        """
         definitions = [self._defined_at(name) for name in group]
         resolver, entity = self.repository.entities[group[0]]
         family = {below for name in group for below in (name, *resolver.overriders(name))}

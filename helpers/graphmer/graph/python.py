@@ -31,7 +31,14 @@ _NAMES = (ast.Name, ast.Attribute)
 _TYPE_OPERATORS = {"Optional", "Union", "Annotated", "ClassVar", "Final", "InitVar", "Required", "NotRequired"}
 _MEMBERS = ("dir", "vars", "getmembers", "globals", "locals", "__dir__", "getmro")
 _BY_NAME = {"getattr": "read", "hasattr": "read", "setattr": "written", "delattr": "deleted", "__setattr__": "written"}
-_WITH_ARGUMENT = ("super", "copy", "deepcopy", "partial")  # calls that stand in a chain with their first argument
+_WITH_ARGUMENT = (
+    "super",
+    "copy",
+    "deepcopy",
+    "partial",
+    "staticmethod",
+    "classmethod",
+)  # calls that stand in a chain with their first argument
 THIS_MODULE = "<module>"  # as the chain of what is assigned to
 ANYTHING = "*"  # as the attribute that is assigned
 # How names are used that stand in a field of a node; in `value` it is the node that tells.

@@ -37,15 +37,11 @@ _TRANSPARENT = {
     "dataclasses.dataclass", "attr.s", "attr.attrs", "attr.define", "attr.frozen", "attrs.define", "attrs.frozen",
     "enum.unique", "atexit.register", "types.coroutine",
 }  # fmt: skip
-# Functions that give their first argument, a copy of it, or what does the same when it is called; and the method that decides instead.
-_GIVING_ARGUMENT = {"copy.copy": "__copy__", "copy.deepcopy": "__deepcopy__", "functools.partial": "<none>"}
+# What gives its first argument, a copy of it, or what does the same when it is called; and the method that decides instead.
+_GIVING_ARGUMENT = dict.fromkeys(("functools.partial", "builtins.staticmethod", "builtins.classmethod"), "<none>")
+_GIVING_ARGUMENT |= {"copy.copy": "__copy__", "copy.deepcopy": "__deepcopy__"}
 # Those whose calls run what they decorate, and give something else.
 _RUNNING = {"contextlib.contextmanager", "contextlib.asynccontextmanager", "functools.update_wrapper"}
-_WRAPPERS = {
-    "builtins.staticmethod",
-    "builtins.classmethod",
-    "builtins.property",
-}  # as functions: of what they were given
 # Bases outside of the sources that bring no method which a class in them could need.
 _PLAIN_BASES = {
     "typing.Generic",
@@ -389,7 +385,7 @@ class Resolver:
     def _result(self, called: Value) -> Targets:
         """What calling a value gives: an instance of a class, or what the function's annotation or its statements say."""
         entity = called.entity
-        if entity in _WRAPPERS:
+        if entity == "builtins.property":
             return OPEN
         if called.is_instance:
             functions = self.member(called, "__call__") if entity in self.classes else OPEN
