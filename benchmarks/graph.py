@@ -1,6 +1,7 @@
 """Calls and references that GraphMER answers in packages of the Python index, beside jedi, basedpyright and a name matcher.
 
     python benchmarks/graph.py --work FOLDER [--packages jinja2,werkzeug] [--calls 60] [--references 12]
+    python benchmarks/graph.py --work FOLDER --packages rules
 
 The packages are installed into FOLDER at one version each, and their own tests run there under Python's profiler, for at most
 15 seconds of processor time. Those of CHOICE served while the resolver was written; those of REPORT served for no choice.
@@ -17,7 +18,10 @@ of basedpyright with its reading of the package.
 **References.** For `--references` definitions of each package, drawn once, the lines that basedpyright's "find references" names,
 and which of these an answer of ours has, inferred ones included. The name matcher answers with the only definition of a name.
 
-What was traced and measured is kept in FOLDER, where a run that was interrupted goes on. Writes docs/results/graphmer_graph.json.
+**Rules.** With `--packages rules` each rule of the resolver is switched off in turn, on the packages of CHOICE and without jedi, and the
+attempts that were not kept are switched on; this writes docs/results/graphmer_rules.json.
+
+What was traced is kept in FOLDER. Writes docs/results/graphmer_graph.json.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import unquote, urlparse
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,6 +60,8 @@ CHOICE = {  # what was written was tried on these
     "lark": "lark==1.3.1 /tests",
     "docx": "python-docx==1.2.0 /tests",
     "click": "click==8.5.1 /tests",
+    "wtforms": "wtforms==3.3.2 /tests",
+    "parso": "parso==0.8.7 /test",
 }
 REPORT = {  # these served for no choice
     "flask": "flask==3.1.3 /tests",
@@ -65,12 +72,9 @@ REPORT = {  # these served for no choice
     "starlette": "starlette==1.10.0 /tests",
     "tomlkit": "tomlkit==0.15.2 /tests",
     "mako": "mako==1.4.3 /test",
-    "tornado": "tornado==6.6.1 test",
-    "networkx": "networkx==3.6.1 algorithms/tests",
 }
 PACKAGES = CHOICE | REPORT
 NEEDED = "pytest==9.2.0 hypothesis pyparsing pytest-timeout httpx2 trio simplejson ephemeral-port-reserve pytest-xprocess"  # by tests
-ASKED = ("tornado", "HTTPConnection.write_headers")  # of about 50,000 lines
 CONSTRUCTORS = ("__init__", "__new__")
 Site = tuple[str, int, str]  # file, line of the name, name
 
@@ -166,6 +170,16 @@ class Packages:
             if not path.exists():
                 raise SystemExit(f"{name}: its tests ended without a trace; see {path.with_suffix('.log')}")
         return json.loads(path.read_text())
+
+    def right(self, name: str) -> dict[tuple[Site, int], set[str]]:
+        """All right answers of each call that ran."""
+        return truth(self.traced(name), {file: calls_of(file) for file in self.files(name)})
+
+    def files(self, name: str) -> list[str]:
+        """Sources of a package, without tests."""
+        folder = self.site / name
+        paths = sorted(folder.rglob("*.py"))
+        return [str(path) for path in paths if {"test", "tests"}.isdisjoint(path.relative_to(folder).parts)]
 
     def archive(self, name: str, pin: str) -> Path:
         """The unpacked source archive, without the package, so that its tests run against what is installed."""
@@ -409,20 +423,12 @@ def scored(
 
 def measured(packages: Packages, name: str, most_calls: int, most_references: int) -> dict:
     package = packages.site / name
-    rows = packages.traced(name)
-    files = [
-        str(path)
-        for path in sorted(package.rglob("*.py"))
-        if not {"test", "tests"} & {*path.relative_to(package).parts}
-    ]
-    calls = {file: calls_of(file) for file in files}
-    right = truth(rows, calls)
+    files, right = packages.files(name), packages.right(name)
     start = time.process_time()
     ours, inferred, only_one = resolver(package)
     reading = round(time.process_time() - start, 2)
     found = {
         "lines": sum(Path(file).read_bytes().count(b"\n") for file in files),
-        "calls": sum(map(len, calls.values())),
         "resolver": scored(name, right, ours, right) | {"seconds": reading},
         "only definition of the name": scored(name, right, only_one, right),
     }
@@ -444,6 +450,34 @@ def measured(packages: Packages, name: str, most_calls: int, most_references: in
     return found
 
 
+def by_rules(packages: Packages) -> dict[str, dict[str, Counter]]:
+    """Answers about calls of the packages of CHOICE without jedi, while a rule is switched off or an attempt is switched on."""
+    from helpers.graphmer import ask
+    from helpers.graphmer.graph import resolution
+
+    names = resolution.Resolver
+    ask.Asked._goes_to = lambda *_: set()
+    changes = {
+        "all rules": (ask, "KNOWN", ask.KNOWN),
+        "without annotations": (names, "_declared", lambda *_: resolution.OPEN),
+        "without copies, partials and static methods": (resolution, "_GIVING_ARGUMENT", {}),
+        "without leaving out what another target stands for": (names, "_uncovered", lambda _, values: values),
+        "without inferring the only definition of a name": (ask, "code_words", lambda _: ()),
+        "not kept: names of one word are inferred, too": (ask, "code_words", lambda name: (name, name)),
+        "not kept: stores to unknown objects replace nothing": (names, "_stored_anywhere", lambda *_: []),
+    }
+    found = defaultdict(lambda: defaultdict(Counter))
+    for rule, change in changes.items():
+        with mock.patch.object(*change):
+            for name in CHOICE:
+                right = packages.right(name)
+                known, inferred, _ = resolver(packages.site / name)
+                found[rule]["known"].update(scored(name, right, known, right))
+                if change[0] is ask:
+                    found[rule]["known or inferred"].update(scored(name, right, inferred, right))
+    return found
+
+
 def references(packages: Packages, package: Path, files: list[str], most: int) -> dict:
     """Lines that basedpyright names for definitions of a package, those that our answers have, and what is missing."""
     from helpers.graphmer.ask import KNOWN, OPEN, Asked
@@ -455,16 +489,13 @@ def references(packages: Packages, package: Path, files: list[str], most: int) -
         file = str(package / asked.repository.files.get(entity.module, ""))
         if is_code and "<" not in name and not entity.name.startswith("__") and file in files:
             places[name] = (file, entity.line, entity.name)
-    counts, missing, kinds, ours_alone, seconds = Counter(), [], Counter(), 0, 0.0
+    counts, missing = Counter(), []
     for name in random.Random(1).sample([*places], min(most, len(places))):
         path, line, word = places[name]
         text = Path(path).read_text(encoding="utf-8").split("\n")[line - 1]
         theirs = set(server.lines("references", path, line, text.index(word)))
         theirs = {place for place in theirs if place[0] in files}
-        start = time.process_time()
-        sites = asked.uses(name)
-        seconds += time.process_time() - start
-        ours = {(str(package / site.file), site.line): site for site in sites}
+        ours = {(str(package / site.file), site.line): site for site in asked.uses(name)}
         known = {place for place, site in ours.items() if site.status != OPEN}
         proved = {place for place, site in ours.items() if site.status == KNOWN}
         counts.update(
@@ -474,30 +505,11 @@ def references(packages: Packages, package: Path, files: list[str], most: int) -
             tied=len(theirs & known),
             proved=len(theirs & proved),
         )
-        ours_alone += len(proved - theirs)
-        kinds.update(site.kind for place, site in ours.items() if place in theirs)
         missing += [
             f"{name}: {place.removeprefix(str(package))}:{number}" for place, number in sorted(theirs - {*ours})
         ]
-    return dict(counts) | {
-        "proved_by_us_alone": ours_alone, "kinds": dict(kinds), "missing": missing, "seconds": round(seconds, 2),
-        "seconds_of_basedpyright": round(server.end(), 2),
-    }  # fmt: skip
-
-
-def asking(package: Path, name: str) -> dict:
-    """Processor seconds of the shell's answer, without a cache and with one."""
-    found = {"package": package.name, "lines": sum(path.read_bytes().count(b"\n") for path in package.rglob("*.py"))}
-    with tempfile.TemporaryDirectory() as cache:
-        for state in ("new", "cached"):
-            command = [sys.executable, "-m", "helpers.graphmer", "ask", str(package), name, "called_by"]
-            environment = os.environ | {"XDG_CACHE_HOME": cache}
-            before = os.times()
-            subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
-            after = os.times()
-            spent = after.children_user + after.children_system - before.children_user - before.children_system
-            found[state] = round(spent, 2)
-    return found
+    server.end()
+    return dict(counts) | {"missing": missing}
 
 
 def reading() -> dict:
@@ -508,7 +520,7 @@ def reading() -> dict:
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work, "sources")
-        left_out = shutil.ignore_patterns("site-packages", "__pycache__", *TEST_FOLDERS)
+        left_out = shutil.ignore_patterns("site-packages", *TEST_FOLDERS)
         shutil.copytree(standard_library(), folder, ignore=left_out)
         os.environ["XDG_CACHE_HOME"] = str(Path(work, "cache"))
         for state in ("new", "cached", "one changed file"):
@@ -538,22 +550,20 @@ def main() -> None:
     from benchmarks import report
 
     packages = Packages(arguments.work)
+    if arguments.packages == "rules":
+        output = arguments.output.with_name("graphmer_rules.json")
+        report.write(output, report.machine("cpu"), rules=by_rules(packages))
+        return
     found = {}
     for name in arguments.packages.split(","):
         role = "choice" if name in CHOICE else "report"
         found[name] = {"pin": PACKAGES[name].split()[0], "role": role}
-        file = arguments.work / f"measured/{name}_{arguments.calls}_{arguments.references}.json"
-        if not file.exists():
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(json.dumps(measured(packages, name, arguments.calls, arguments.references)))
-        found[name] |= json.loads(file.read_text())
+        found[name] |= measured(packages, name, arguments.calls, arguments.references)
         print(json.dumps({name: found[name]}), flush=True)
-    asked = asking(packages.site / ASKED[0], ASKED[1])
     report.write(
         arguments.output,
         report.machine("cpu", ["jedi", "basedpyright"]),
         packages=found,
-        asking=asked,
         reading=reading(),
     )
 
