@@ -86,8 +86,7 @@ def _serve(options: argparse.Namespace) -> None:
     except ImportError:  # before mcp 2
         from mcp.server.fastmcp import FastMCP as MCPServer  # type: ignore[attr-defined, no-redef]  # other names there
 
-    repository = options.repository
-    server, asked = MCPServer("graphmer"), Asked(repository)
+    server, asked = MCPServer("graphmer"), Asked(options.repository)
 
     def report(name: str, relation: str, most: int) -> dict[str, Any]:
         try:
@@ -113,7 +112,7 @@ def _serve(options: argparse.Namespace) -> None:
     @server.tool()
     def search(question: str, most: int = 5) -> dict[str, Any]:
         """Functions and classes of the repository that fit a question in words best (BM25 over names and sources)."""
-        return _hits(repository, question, most)
+        return _hits(options.repository, question, most)
 
     server.run()
 

@@ -29,7 +29,7 @@ from .scopes import Module, Use, pack, unpack
 from .sources import NO_PARSER, Sources, find_sources, notebook_code, standard_library
 
 SAMPLE = "sample"
-Reader = Callable[[str, str, Module, bytes], Module]
+Reader = Callable[..., Module]
 # What reading a file may raise that something else wrote: it is no JSON, or JSON of another form.
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
