@@ -4,8 +4,6 @@ The module is put into a process by `pretend`. What the machine sees of the Driv
 uploaded, in any order, when the machine died. The file `state` says how the mounted Drive answers: "late", "full", "gone" or "".
 """
 
-from __future__ import annotations
-
 import errno
 import importlib.machinery
 import os

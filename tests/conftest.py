@@ -1,7 +1,5 @@
 """Fixtures that several test files share."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re
@@ -10,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import helpers  # noqa: F401  keeps libraries quiet that the tests import
+from helpers.machine import xla
 
 # XLA on a CPU compiles in a sixth of the time, in every process that a test starts: what comes out runs for a second.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
@@ -35,7 +34,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Does not even import a file of which `-m 'not once ...'` takes no test."""
     if collection_path.suffix == ".py" and config.option.markexpr.startswith("not once"):
-        text = collection_path.read_text(encoding="utf-8")
+        text = collection_path.read_text()
         return bool(re.search(r"^pytestmark = .*\bmark\.once\b", text, re.MULTILINE)) or None
     return None
 
@@ -59,3 +58,12 @@ def alone(tmp_path, monkeypatch) -> Path:
     folder.mkdir()
     monkeypatch.chdir(folder)
     return folder
+
+
+@pytest.fixture
+def eight_devices(alone, monkeypatch) -> None:
+    """Eight virtual devices of XLA for a notebook. Skips where torch_xla is not installed."""
+    if not xla.installed():
+        pytest.skip("torch_xla is not installed")
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    monkeypatch.setenv("CPU_NUM_DEVICES", "8")

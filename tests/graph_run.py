@@ -3,15 +3,12 @@
 python tests/graph_run.py OUTPUT_DIR '{"kind": "xla", "data": "folder", "changes": {"run.max_steps": 8}}'  prints one line of JSON.
 """
 
-from __future__ import annotations
-
-import json
-import os
-import signal
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests import driver
 
 DEFAULTS = {
     "kind": "cpu",  # or "xla"
@@ -55,13 +52,8 @@ SMALL = {
 
 
 def main(output_dir: str, options: dict) -> dict:
-    if options["kind"] == "xla":
-        os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8")
-    from helpers.machine import runtime
-
-    machine = runtime.detect(options["kind"] == "xla", precision="fp32")
+    machine = driver.detect(options["kind"], precision="fp32")
     import torch
-    import transformers
 
     from helpers.graphmer.configuration import override, read_configuration
     from helpers.graphmer.graph.repository import load_graph
@@ -78,12 +70,7 @@ def main(output_dir: str, options: dict) -> dict:
     trainer = new_trainer(model, corpus, configuration, plan, machine, output_dir)
     shapes = []
 
-    class Watch(transformers.TrainerCallback):
-        def on_pre_optimizer_step(self, args, state, control, **kwargs):
-            if options["kill_step"] == state.global_step + 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    trainer.add_callback(Watch())
+    driver.watch(trainer, options["kill_step"])
     compute_loss = trainer.compute_loss
 
     def watched(model, inputs, *args, **kwargs):
@@ -98,6 +85,4 @@ def main(output_dir: str, options: dict) -> dict:
 
 
 if __name__ == "__main__":
-    unknown = set(json.loads(sys.argv[2])) - set(DEFAULTS)
-    assert not unknown, unknown
-    print("RESULT " + json.dumps(main(sys.argv[1], {**DEFAULTS, **json.loads(sys.argv[2])})))
+    driver.serve(main, DEFAULTS)

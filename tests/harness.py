@@ -9,10 +9,9 @@ not for what an interpreter does first: environment variables that a library rea
 seed of hashes (a child has the server's), the peak of memory.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
+import hashlib
 import importlib
 import json
 import os
@@ -68,8 +67,7 @@ def run(
         fresh: an interpreter of its own, whose hashes have another seed: nothing may hang on the order of a set.
     """
     if fresh:
-        options = {"cwd": ROOT, "env": os.environ | COMMON | environment, "timeout": timeout}
-        return subprocess.run([sys.executable, *map(str, arguments)], **options, capture_output=True, text=True)
+        return python(*arguments, env=os.environ | COMMON | environment, timeout=timeout)
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         process = Run(*arguments, xla=xla, stdout=stdout, stderr=stderr, **environment)
         if process.wait(timeout) is None:
@@ -78,6 +76,19 @@ def run(
         for file in (stdout, stderr):
             file.seek(0)
         return subprocess.CompletedProcess(arguments, process.returncode, stdout.read(), stderr.read())
+
+
+def python(*arguments: object, cwd: Path = ROOT, timeout: float = 900, **options) -> subprocess.CompletedProcess:
+    """An interpreter of its own, with nothing of this suite."""
+    options |= {"cwd": cwd, "timeout": timeout, "capture_output": True, "text": True}
+    return subprocess.run([sys.executable, *map(str, arguments)], **options)
+
+
+def printed(*arguments: object, **options) -> str:
+    """What `python` printed. Fails the test with the end of its messages if it fails."""
+    done = python(*arguments, **options)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return done.stdout
 
 
 def _environment(xla: bool) -> dict[str, str]:
@@ -176,6 +187,41 @@ def answers_on_xla(script: str, devices: int = 8) -> dict:
     return json.loads(process.stdout.rsplit("ANSWERS ", 1)[1])
 
 
+# ---- trainings in a process of their own: killed, resumed, compared
+
+
+def train_all(driver: Path, runs: Sequence[tuple[Path, dict]], fresh: bool = False) -> subprocess.CompletedProcess:
+    """Runs a driver (tests/driver.py) for folders and their options, all in one process."""
+    arguments = [part for folder, options in runs for part in (folder, json.dumps(options))]
+    on_xla = any(options.get("kind") == "xla" for _, options in runs)
+    return run(driver, *arguments, xla=on_xla, fresh=fresh)
+
+
+def train(driver: Path, folder: Path, fresh: bool = False, **options) -> subprocess.CompletedProcess:
+    return train_all(driver, [(folder, options)], fresh)
+
+
+def results(process: subprocess.CompletedProcess) -> list[dict]:
+    """What the runs of a driver returned."""
+    assert process.returncode == 0, process.stderr[-3000:]
+    return [json.JSONDecoder().raw_decode(text)[0] for text in process.stdout.split("RESULT ")[1:]]
+
+
+def result(process: subprocess.CompletedProcess) -> dict:
+    (outcome,) = results(process)
+    return outcome
+
+
+def fingerprint(folder: Path, step: int) -> dict[str, str]:
+    """Digests of everything that training continues from after a step: weights, optimizer, schedule, loss scale."""
+    from helpers.run import checkpoint
+
+    last = checkpoint.folder(folder, step)
+    assert checkpoint.damage(last) is None
+    files = [*last.rglob("*.safetensors"), last / "optimizer.pt", last / "scheduler.pt", *last.glob("scaler.pt")]
+    return {str(file.relative_to(last)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
 # ---- where this suite is not
 
 
@@ -189,9 +235,7 @@ def elsewhere(script: str, model: Path, given: dict, folder: Path) -> dict:
     files = model, folder / "given.safetensors", folder / "answers.safetensors"
     environment = {"HF_HOME": str(folder / "home"), "HOME": str(folder), "HF_HUB_OFFLINE": "1", "PATH": ""}
     environment["OMP_NUM_THREADS"] = str(torch.get_num_threads())
-    command = [sys.executable, "-I", "-c", script, *map(str, files)]
-    process = subprocess.run(command, cwd=folder / "empty", env=environment, capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr[-3000:]
+    printed("-I", "-c", script, *files, cwd=folder / "empty", env=environment)
     return safetensors.torch.load_file(files[2])
 
 
@@ -218,6 +262,13 @@ def run_notebook(name: str, folder: Path, parameters: dict, notebooks: Path = NO
     shown = [part for cell in executed.cells for part in cell.get("outputs", []) if "image/png" in part.get("data", {})]
     assert len(shown) >= len([*output.glob("figures/*.png")])  # what is drawn is also seen
     assert results["schema"] == 2 and results["sessions"]
+    assert all(cell.execution_count for cell in executed.cells if cell.cell_type == "code" and cell.source.strip())
+    assert not [
+        file for suffix in ("bin", "pt", "pkl") for file in output.glob(f"[ms]*/**/*.{suffix}")
+    ]  # safetensors alone
+    if results["runtime"]["kind"] == "xla":
+        assert results["runtime"]["device_count"] == 8
+        assert results["xla"]["compiles_after_warmup"] == results["xla"]["host_syncs_per_step"] == 0
     if not name.endswith("_tpu"):  # XLA writes to stderr itself
         printed = [part for cell in executed.cells for part in cell.get("outputs", []) if part.get("name") == "stderr"]
         assert not printed, printed  # nothing that a reader cannot act on; what is ours goes to stdout

@@ -1,7 +1,5 @@
 """What a hostile input may do: be accepted for what it is, or be refused in seconds by an error that a person can act on."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

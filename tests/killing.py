@@ -1,7 +1,5 @@
 """kill -9 at a chosen file operation, without a line in the code under test: through the interpreter's audit events."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

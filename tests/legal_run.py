@@ -4,15 +4,12 @@ python tests/legal_run.py OUTPUT_DIR '{"kind": "xla", "steps": 8, ...}' [OUTPUT_
 a run. All runs of a process are of one kind.
 """
 
-from __future__ import annotations
-
-import json
-import os
-import signal
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests import driver
 
 DEFAULTS = {
     "kind": "cpu",  # or "xla"
@@ -28,13 +25,11 @@ DEFAULTS = {
     "save_steps": 4,
     "learning_rate": 1e-2,
     "warmup_fraction": 0.05,
-    "rows": 200,
-    "length": 64,
     "alphabet": [3, 60],  # tokens of the training rows
     "eval_alphabet": [3, 60],
-    "resume": True,
     "kill_step": None,  # kill -9 inside this step
 }
+LENGTH = 64
 
 
 def rows(count: int, length: int, seed: int, alphabet: tuple[int, int] = (3, 60)) -> list[dict[str, list[int]]]:
@@ -51,19 +46,13 @@ def rows(count: int, length: int, seed: int, alphabet: tuple[int, int] = (3, 60)
 
 
 def main(output_dir: str, options: dict) -> dict:
-    if options["kind"] == "xla":
-        os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8")
-    from helpers.machine import runtime
-
-    machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
+    machine = driver.detect(options["kind"], precision=options["precision"])
     import torch
-    import transformers
     from datasets import Dataset
 
     from helpers.legal.model import load_model
     from helpers.legal.parameters import LegalParameters
     from helpers.legal.training import LegalTrainer, sft_config
-    from helpers.machine import xla
     from tests.workloads import plan_by_hand
 
     torch.set_num_threads(1)
@@ -81,32 +70,20 @@ def main(output_dir: str, options: dict) -> dict:
         batch_size=options["batch_size"],
         accumulation=options["accumulation"],
         steps=options["steps"],
-        length=options["length"],
+        length=LENGTH,
         learning_rate=options["learning_rate"],
         warmup_steps=round(options["steps"] * options["warmup_fraction"]),
         gradient_checkpointing=options["checkpointing"],
         optimizer="paged_adamw_8bit" if options["method"] == "qlora" else "adamw_torch",
     )
-    evaluated = Dataset.from_list(rows(40, options["length"], seed=1, alphabet=options["eval_alphabet"]))
-    transfers: list[int] = []
-
-    class Watch(transformers.TrainerCallback):
-        def on_pre_optimizer_step(self, args, state, control, **kwargs):
-            if options["kill_step"] == state.global_step + 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def on_step_end(self, args, state, control, **kwargs):
-            if machine.kind == "xla":
-                counts = xla.counters()
-                transfers.append(int(counts["item_calls"] + counts["host_transfers"]))
-
+    evaluated = Dataset.from_list(rows(40, LENGTH, seed=1, alphabet=options["eval_alphabet"]))
     fields = params.logged() | {"seed": 5, "logging_steps": options["logging_steps"]}
-    arguments = sft_config(planned, machine, Path(output_dir), length=options["length"], **fields)
-    taught = Dataset.from_list(rows(options["rows"], options["length"], seed=0, alphabet=options["alphabet"]))
+    arguments = sft_config(planned, machine, Path(output_dir), length=LENGTH, **fields)
+    taught = Dataset.from_list(rows(200, LENGTH, seed=0, alphabet=options["alphabet"]))
     trainer = LegalTrainer(model, arguments, taught, evaluated, tokenizer, plan=planned, runtime=machine)
-    trainer.add_callback(Watch())
-    held_out = Dataset.from_list(rows(13, options["length"], seed=2))
-    trainer.train(resume_from_checkpoint=options["resume"])
+    transfers = driver.watch(trainer, options["kill_step"])
+    held_out = Dataset.from_list(rows(13, LENGTH, seed=2))
+    trainer.train(resume_from_checkpoint=True)
     moved = {
         name: float((p.detach().cpu() - before[name]).abs().max())
         for name, p in trainer.model.named_parameters()
@@ -115,9 +92,9 @@ def main(output_dir: str, options: dict) -> dict:
     return {
         **trainer.results(),
         "transfers": transfers,
-        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
-        "grad_norms": [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry],
-        "eval_losses": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
+        "losses": driver.logged(trainer, "loss"),
+        "grad_norms": driver.logged(trainer, "grad_norm"),
+        "eval_losses": driver.logged(trainer, "eval_loss"),
         "best_step": trainer.state.best_global_step,
         "moved": moved,
         "dtypes": sorted({str(p.dtype) for p in trainer.model.parameters()}),
@@ -154,7 +131,4 @@ def _loss(model, examples) -> float:
 
 
 if __name__ == "__main__":
-    for folder, given in zip(sys.argv[1::2], map(json.loads, sys.argv[2::2]), strict=True):
-        unknown = set(given) - set(DEFAULTS)
-        assert not unknown, unknown
-        print("RESULT " + json.dumps(main(folder, {**DEFAULTS, **given})))
+    driver.serve(main, DEFAULTS)

@@ -3,16 +3,13 @@
 python tests/lejepa_run.py OUTPUT_DIR '{"kind": "xla", "steps": 12, ...}'  prints one line of JSON at the end.
 """
 
-from __future__ import annotations
-
-import json
-import os
 import random
-import signal
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests import driver
 
 DEFAULTS = {
     "kind": "cpu",  # or "xla"
@@ -20,8 +17,6 @@ DEFAULTS = {
     "steps": 12,
     "batch_size": 8,
     "accumulation": 1,  # parts of a batch
-    "texts": 40,
-    "length": 48,
     "lengths": (),
     "dropout": 0.1,
     "logging_steps": 1,
@@ -29,10 +24,8 @@ DEFAULTS = {
     "loss": "lejepa",  # or "ranking", the stock one
     "kill_step": None,  # kill -9 inside this step, before the optimizer
     "fits": 0,  # texts that can be embedded together in training; 0: any number
-    "export": None,  # where the trained model goes
 }
 WORDS = "the a cat dog house river tree stone walks sees under over old new red blue quick slow with and".split()  # noqa: SIM905
-PROBE = ["the old cat walks under the tree", "a river", "the dog sees a blue stone and the house " * 3]
 
 
 def sentences(count: int, seed: int) -> list[str]:
@@ -62,20 +55,14 @@ def build_model(folder: Path, dropout: float):
 
 
 def main(output_dir: str, options: dict) -> dict:
-    if options["kind"] == "xla":
-        os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8")
-    from helpers.machine import runtime
-
-    machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
+    machine = driver.detect(options["kind"], precision=options["precision"])
     import torch
-    import transformers
     from datasets import Dataset
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     from helpers.lejepa.loss import LeJEPALoss
     from helpers.lejepa.parameters import EmbeddingParameters
     from helpers.lejepa.training import new_trainer
-    from helpers.machine import xla
     from tests.workloads import plan_by_hand
 
     torch.set_num_threads(1)
@@ -96,27 +83,17 @@ def main(output_dir: str, options: dict) -> dict:
         batch_size=options["batch_size"],
         accumulation=options["accumulation"],
         steps=options["steps"],
-        length=options["length"],
+        length=48,
         learning_rate=1e-3,
     )
-    texts = [text for number in range(4) for text in sentences(options["texts"], number)]
+    texts = [text for number in range(4) for text in sentences(40, number)]
     rows = Dataset.from_dict({"text": texts, "part": [text[len(text) // 2 :] for text in texts]})
     params = EmbeddingParameters.defaults().model_copy(
-        update={"seed": 3, "train_length": options["length"], "save_steps": options["save_steps"]}
+        update={"seed": 3, "train_length": 48, "save_steps": options["save_steps"]}
     )
     logging = {"logging_steps": options["logging_steps"]}
     trainer = new_trainer(model, loss, rows, params, planned, machine, output_dir, dict(options["lengths"]), **logging)
-    seen = {"transfers": [], "sharding": {}, "shapes": set(), "texts": []}
-
-    class Watch(transformers.TrainerCallback):
-        def on_pre_optimizer_step(self, args, state, control, **kwargs):
-            if options["kill_step"] == state.global_step + 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def on_step_end(self, args, state, control, **kwargs):
-            if machine.kind == "xla":
-                counts = xla.counters()
-                seen["transfers"].append(int(counts["item_calls"] + counts["host_transfers"]))
+    seen = {"sharding": {}, "shapes": set(), "texts": []}
 
     step, model_tokenizer = trainer.training_step, model.tokenizer
 
@@ -132,19 +109,15 @@ def main(output_dir: str, options: dict) -> dict:
         return step(model, inputs, num_items_in_batch)
 
     trainer.training_step = watched
-    trainer.add_callback(Watch())
+    driver.watch(trainer, options["kill_step"])
     trainer.train()
-    if options["export"] and trainer.is_world_process_zero():
-        trainer.save_model(options["export"])
-    history = trainer.state.log_history
     return {
         **trainer.results(),
-        "losses": [entry["loss"] for entry in history if "loss" in entry],
-        "history": history,
+        "losses": driver.logged(trainer, "loss"),
+        "history": trainer.state.log_history,
         "part": getattr(loss, "mini_batch_size", None),
         "flops_per_token": trainer.meter.flops_per_token,
         "prompts": trainer.args.prompts,
-        "transfers": seen["transfers"],
         "sharding": seen["sharding"],
         "shapes": sorted(seen["shapes"]),
         "texts": seen["texts"],
@@ -152,8 +125,4 @@ def main(output_dir: str, options: dict) -> dict:
 
 
 if __name__ == "__main__":
-    unknown = set(json.loads(sys.argv[2])) - set(DEFAULTS)
-    assert not unknown, unknown
-    outcome = main(sys.argv[1], {**DEFAULTS, **json.loads(sys.argv[2])})
-    if os.environ.get("RANK", "0") == "0":
-        print("RESULT " + json.dumps(outcome))
+    driver.serve(main, DEFAULTS)

@@ -2,17 +2,15 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from .harness import ROOT, text_of
+from .harness import ROOT, printed, text_of
 from .harness import run_notebook as run
 
 pytestmark = pytest.mark.once
-PAGE = (ROOT / "docs/add-a-notebook.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/add-a-notebook.md").read_text()
 FILES = dict(re.findall(r"^`([\w/]+\.py)`\n\n```python\n(.*?)```$", PAGE, re.MULTILINE | re.DOTALL))
 (ROOM,) = re.findall(r'`("\w+": "letters\.workload",)` in `ROOMS`', PAGE)
 NAME = "byte_language_model"
@@ -30,20 +28,12 @@ def checkout(tmp_path_factory) -> Path:
         path = folder / name
         assert not path.exists(), f"{name} is there already"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text)
     planner = folder / "helpers/plan/workloads.py"
-    before, start, after = planner.read_text(encoding="utf-8").partition("ROOMS = {\n")
-    planner.write_text(f"{before}{start}    {ROOM}\n{after}", encoding="utf-8")
-    said(folder, "notebooks/build.py")
+    before, start, after = planner.read_text().partition("ROOMS = {\n")
+    planner.write_text(f"{before}{start}    {ROOM}\n{after}")
+    printed("notebooks/build.py", cwd=folder)
     return folder
-
-
-def said(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert not done.returncode, done.stderr[-3000:]
-    return done.stdout
 
 
 def test_the_page_has_a_whole_notebook_in_fewer_than_150_lines():
@@ -53,8 +43,8 @@ def test_the_page_has_a_whole_notebook_in_fewer_than_150_lines():
 
 def test_its_code_is_as_clean_as_ours(checkout):
     names = [name for name in FILES if name.startswith("helpers")]
-    said(checkout, "-m", "ruff", "check", *names)
-    said(checkout, "-m", "ruff", "format", "--check", *names)
+    printed("-m", "ruff", "check", *names, cwd=checkout)
+    printed("-m", "ruff", "format", "--check", *names, cwd=checkout)
 
 
 @pytest.mark.slow
@@ -66,4 +56,4 @@ def test_it_trains_beside_what_costs_nothing(checkout, alone):
 
 
 def test_the_planner_knows_it_on_machines_that_are_not_here(checkout):
-    assert "v5e-8" in said(checkout, "-m", "helpers.plan", NAME, "--hardware", "T4,v5e-8")
+    assert "v5e-8" in printed("-m", "helpers.plan", NAME, "--hardware", "T4,v5e-8", cwd=checkout)

@@ -95,5 +95,5 @@ def test_there_is_no_circle():
 
 
 def test_a_notebook_is_imported_by_nothing():
-    text = "\n".join(path.read_text(encoding="utf-8") for path in MODULES)
+    text = "\n".join(path.read_text() for path in MODULES)
     assert "import notebooks" not in text and "from notebooks" not in text

@@ -4,18 +4,16 @@ import errno
 import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from helpers.run import checkpoint
+from tests.harness import printed
 from tests.killing import disturbed
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[1]
 FILES = {
     "model.bin": random.Random(0).randbytes(5_000),
     "optimizer.bin": random.Random(1).randbytes(9_000),
@@ -191,10 +189,7 @@ print(json.dumps(dict(kills=kills, bad=bad)))
 
 @pytest.mark.parametrize("case", ["new", "damaged", "same step", "prune"])
 def test_a_kill_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path, case):
-    command = [sys.executable, "-c", KILLED, str(tmp_path), case]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr[-2000:]
-    seen = json.loads(finished.stdout.splitlines()[-1])
+    seen = json.loads(printed("-c", KILLED, tmp_path, case).splitlines()[-1])
     assert seen["kills"] > 25  # every open, mkdir, rename and delete was one
     assert seen["bad"] == []
 

@@ -2,18 +2,17 @@
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
 from helpers.graphmer.configuration import paths, read_configuration
+from tests.harness import ROOT
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[1]
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
-    for line in (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8").splitlines()
+    for line in (ROOT / "docs" / "coverage.md").read_text().splitlines()
     if line.startswith("| ") and not line.startswith(("| document", "| package"))
 ]
 FILES = (".py", ".ipynb", ".md", ".txt", ".json", ".yaml")
@@ -53,7 +52,7 @@ def names_of_helpers() -> set[str]:
 
 
 def names_of_tests() -> set[str]:
-    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    sources = (path.read_text() for path in (ROOT / "tests").rglob("*.py"))
     return {name for source in sources for name in re.findall(r"^ *def (test_\w+)", source, flags=re.MULTILINE)}
 
 
@@ -85,5 +84,5 @@ def test_the_packages_of_the_fixed_list_are_required():
         "peft",
     ]
     for twin, names in (("gpu", wanted), ("tpu", [*wanted, "torch_xla"])):
-        lines = (ROOT / f"requirements-{twin}.txt").read_text(encoding="utf-8")
+        lines = (ROOT / f"requirements-{twin}.txt").read_text()
         assert [name for name in names if not re.search(rf"^{name}[>=<]", lines, flags=re.MULTILINE)] == []

@@ -1,23 +1,19 @@
 """docs/build.py on a small tree of its own: what it writes, and what it names. And every link of the real pages."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from helpers.batch import grid
+from tests.harness import ROOT, python
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[1]
 FIRST = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
 PAGES = [*FIRST, *sorted((ROOT / "docs").glob("*.md"))]
 EVIDENCE = """
@@ -36,7 +32,7 @@ SECTIONS = (
 COMMANDS = [
     pytest.param(words, id=f"{page.stem}-{' '.join(words[:4])}")
     for page in PAGES
-    for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
     for line in block.replace("\\\n", " ").splitlines()
     if (words := shlex.split(line, comments=True)) and page.stem != "add-a-notebook"  # whose notebook is not there yet
 ]
@@ -59,8 +55,7 @@ class Tree:
 
     def build(self, *arguments: str) -> tuple[int, list[str]]:
         """Exit status and lines."""
-        command = [sys.executable, "-B", str(self.root / "docs/build.py"), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = python("-B", self.root / "docs/build.py", *arguments)
         assert not done.stderr
         return done.returncode, done.stdout.splitlines()
 
@@ -105,13 +100,13 @@ def test_a_block_is_written_anew_from_the_results_and_the_rest_of_the_page_stays
 
 def links(page: Path) -> list[str]:
     """Targets of a page's relative links and pictures, those in code left out."""
-    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
     return [target for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
 
 
 def anchors(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -140,7 +135,7 @@ def test_a_command_names_notebooks_parameters_modules_and_targets_that_are_there
         module = ROOT / words[words.index("-m") + 1].replace(".", "/")
         assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file()
     if words[0] == "make":
-        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert {word for word in words[1:] if "=" not in word} <= set(targets)
     scripts = [word for word in words if word.endswith(".py") and not word.startswith("/")]
     assert all((ROOT / script).is_file() for script in scripts if "/" in script)
@@ -148,23 +143,23 @@ def test_a_command_names_notebooks_parameters_modules_and_targets_that_are_there
 
 @pytest.mark.parametrize("page", ["graphmer", "legal", "lejepa", "reservoir", "tuning"])
 def test_the_page_of_a_model_has_the_sections_of_the_book_in_order(page):
-    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+    text = (ROOT / f"docs/{page}.md").read_text()
     assert [found for found in re.findall(r"^## (.+)$", text, re.MULTILINE) if found in SECTIONS] == [*SECTIONS]
     how = text.partition("\n## How it works\n")[2].partition("\n## ")[0]
     assert how.count("```mermaid\n") == text.count("```mermaid\n") == 1
 
 
 def test_every_part_of_a_results_file_is_described():
-    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("## results.json")[2]
+    page = (ROOT / "docs/architecture.md").read_text().partition("## results.json")[2]
     heads = re.findall(r"^(?:\w+, )*\w+", page.split("```")[1], re.MULTILINE)
     described = {name for head in heads for name in head.split(", ")}
     assert {"schema", "seed", "plan", "train", "eval"} <= described
     for path in (ROOT / "docs/results").glob("*.json"):
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text())
         if isinstance(found, dict) and found.get("schema") == 2 and "sessions" in found:
             assert found.keys() <= described, path.name
     for source in {*(ROOT / "notebooks/source").glob("*.py")} - {ROOT / "notebooks/source/runtime_report.py"}:
-        calls = [node for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        calls = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call)]
         written = [call for call in calls if ast.unparse(call.func) == "run.results"]
         assert written
         assert {word.arg for call in written for word in call.keywords if word.arg} <= described

@@ -1,19 +1,16 @@
 """Numbers in documents come from results files, and quoted messages from the code."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import pytest
 
 import helpers
+from tests.harness import ROOT
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-TROUBLESHOOTING = " ".join((ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8").split())
+README = (ROOT / "README.md").read_text()
+TROUBLESHOOTING = " ".join((ROOT / "docs" / "troubleshooting.md").read_text().split())
 
 
 def test_the_readme_begins_with_a_table_of_all_notebooks_and_says_where_they_have_not_run():
@@ -27,7 +24,7 @@ def test_the_readme_begins_with_a_table_of_all_notebooks_and_says_where_they_hav
 
 
 def test_the_version_is_that_of_the_newest_entry_of_the_changelog():
-    newest = re.search(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    newest = re.search(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest[1] == helpers.__version__
 
 
@@ -66,5 +63,5 @@ def test_the_readme_is_short():
 def test_a_message_that_is_explained_is_what_the_code_says(quoted):
     assert quoted in TROUBLESHOOTING
     sources = [*(ROOT / "helpers").rglob("*.py"), ROOT / "notebooks/setup_cell.py"]
-    said = (re.sub(r'"\s*\n\s*f?"', "", path.read_text(encoding="utf-8")) for path in sources)
+    said = (re.sub(r'"\s*\n\s*f?"', "", path.read_text()) for path in sources)
     assert any(quoted in " ".join(text.split()) for text in said)

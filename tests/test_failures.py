@@ -1,12 +1,11 @@
 """NaN, fp16 that overflows and lack of memory, for real: the run stops or goes on as promised, and says what it did."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.run import checkpoint
 
-from .test_resume import ON_XLA, SLOW_ON_XLA, fingerprint, result, run
+from .harness import fingerprint, result
+from .test_resume import ON_XLA, SLOW_ON_XLA, run
 
 ONCE = [pytest.mark.once]
 SLOW_XLA = [ON_XLA, pytest.mark.slow]

@@ -25,6 +25,6 @@ def test_a_disturbed_run_ends_as_an_undisturbed_one(cell, tmp_path, monkeypatch)
 
 
 def test_every_cell_that_was_run_exists_and_survived():
-    found = json.loads(faults.RESULTS.read_text(encoding="utf-8"))["cells"]
+    found = json.loads(faults.RESULTS.read_text())["cells"]
     assert found.keys() <= {cell.name for cell in faults.cells()}
     assert {name: cell["outcome"] for name, cell in found.items() if cell["outcome"] != "identical"} == {}

@@ -6,16 +6,16 @@ import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 from filelock import SoftFileLease
+
+from tests.harness import ROOT, printed
 
 pytestmark = pytest.mark.once
 
 from helpers.run import folder_lock  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
 OWN = "import sys; from helpers.run import folder_lock; folder_lock.own(sys.argv[1]); print('owns', flush=True); sys.stdin.read()"
 
 
@@ -84,7 +84,7 @@ def test_an_owner_on_another_machine_is_left_alone_at_its_first_sign_of_life(tmp
 
 def test_the_owner_comes_back_as_often_as_it_likes_and_leaves_nothing_at_its_end(tmp_path):
     own = "import sys; from helpers.run import folder_lock; folder_lock.own(sys.argv[1]); folder_lock.own(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", own, str(tmp_path)], cwd=ROOT, check=True)
+    printed("-c", own, tmp_path)
     assert not (tmp_path / folder_lock.LOCK_FILE).exists()
 
 

@@ -1,7 +1,5 @@
 """docs/gallery.py on a notebook that was executed: what a reader of the copy sees, and what stays behind."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -13,11 +11,10 @@ from PIL import Image
 
 from helpers.batch import grid
 
-from .harness import START
+from .harness import ROOT, START
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 import gallery  # noqa: E402
 

@@ -1,7 +1,5 @@
 """Checkpoints that somebody else made: nothing in them runs, and no manifest makes the program fail."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Every parameter of every notebook against what a person, a shell or an attacker may put there."""
 
-from __future__ import annotations
-
 import math
 import os
 

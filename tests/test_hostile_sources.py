@@ -1,7 +1,5 @@
 """Source files and configurations of GraphMER against what somebody else may have put there."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -6,25 +6,12 @@ import pytest
 import torch
 
 from helpers.legal.packing import FixedBlocks
-from helpers.machine.runtime import Runtime
 from helpers.train import meter
 from helpers.train.meter import Meter
 
+from .workloads import cpu_by_hand
+
 pytestmark = pytest.mark.once
-
-
-def runtime(name: str = "x86_64", precision: str = "fp32", devices: int = 1) -> Runtime:
-    """A CPU by kind, so that nothing here needs the device that it is named after."""
-    return Runtime(
-        kind="cpu",
-        reason="built by hand",
-        device_name=name,
-        device_count=devices,
-        memory=None,
-        compute_capability=None,
-        precision=precision,
-        precision_reason="built by hand",
-    )
 
 
 @pytest.fixture
@@ -41,7 +28,7 @@ def passes(monkeypatch):
 
 
 def test_every_column_of_texts_counts_and_a_pair_is_one_example():
-    counted = Meter(runtime(), 1.0)
+    counted = Meter(cpu_by_hand(), 1.0)
     for shape in ((4, 16), (3, 8)):
         counted.count({"input_ids": torch.zeros(shape), "labels": torch.zeros(shape[0])})
     mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]])
@@ -61,7 +48,7 @@ def test_every_column_of_texts_counts_and_a_pair_is_one_example():
 
 
 def test_rates_are_over_training_alone_in_all_sessions_and_the_state_that_is_being_saved_counts_the_saving(passes):
-    first = Meter(runtime(), 1.0)
+    first = Meter(cpu_by_hand(), 1.0)
     first.start()
     passes(4.0, 3.0)
     first.count({"input_ids": torch.zeros(50, 100)})
@@ -70,7 +57,7 @@ def test_rates_are_over_training_alone_in_all_sessions_and_the_state_that_is_bei
         state = first.state()  # as written into the checkpoint that is being saved
     assert (state["seconds"], state["aside_seconds"], state["processor_seconds"]) == (6.0, 2.0, 3.0)
     passes(9.0, 9.0)  # of no session that goes on
-    second = Meter(runtime(), 1.0)
+    second = Meter(cpu_by_hand(), 1.0)
     second.start(state | {"compile_seconds": 1.0})
     passes(2.0, 1.0)
     second.close()
@@ -92,13 +79,13 @@ def test_rates_are_over_training_alone_in_all_sessions_and_the_state_that_is_bei
     ],
 )
 def test_mfu_agrees_with_hand_arithmetic(passes, name, precision, devices, expected):
-    measured = Meter(runtime(name, precision, devices), flops_per_token=6.5e9)
+    measured = Meter(cpu_by_hand(precision, name, devices), flops_per_token=6.5e9)
     measured.start({"positions": 7_000, "padding": 2_000})
     passes(5.0, 5.0)
     assert measured.results()["mfu"] == pytest.approx(expected, abs=5e-5)
 
 
 def test_peak_memory_of_a_cpu_run_grows_with_what_was_touched():
-    before = runtime().engine.peak_memory()
+    before = cpu_by_hand().engine.peak_memory()
     block = torch.ones((before + 2**26) // 4)  # more than the peak so far, whatever ran before
-    assert runtime().engine.peak_memory() >= block.nbytes
+    assert cpu_by_hand().engine.peak_memory() >= block.nbytes

@@ -2,15 +2,14 @@
 
 import ast
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.harness import ROOT, printed
+
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[1]
 HELPERS = sorted((ROOT / "helpers").rglob("*.py"))
 SOURCES = sorted((ROOT / "notebooks/source").glob("*.py"))
 HEAVY = ("torch", "torch_xla", "transformers", "numpy", "pandas", "matplotlib", "datasets")
@@ -19,8 +18,7 @@ HEAVY = ("torch", "torch_xla", "transformers", "numpy", "pandas", "matplotlib", 
 def heavy_modules_of(statement: str) -> list[str]:
     """Which heavy modules a statement loads in a new process."""
     code = f"import json, sys\n{statement}\nprint(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
-    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return json.loads(output)
+    return json.loads(printed("-c", code))
 
 
 def named(path: Path) -> str:
@@ -65,14 +63,14 @@ KNOWN_TO = {  # library: the files that import it
 
 @pytest.mark.parametrize("path", HELPERS + SOURCES, ids=named)
 def test_libraries_of_one_purpose_are_imported_where_they_belong(path):
-    libraries = {name.split(".")[0] for name in imported_modules(ast.parse(path.read_text(encoding="utf-8")))}
+    libraries = {name.split(".")[0] for name in imported_modules(ast.parse(path.read_text()))}
     for library, files in KNOWN_TO.items():
         assert (library in libraries) == (path in [ROOT / file for file in files]), library
 
 
 @pytest.mark.parametrize("path", HELPERS + SOURCES, ids=named)
 def test_nothing_is_loaded_that_can_run_foreign_code(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = ast.parse(path.read_text())
     assert not {module.split(".")[0] for module in imported_modules(tree)} & {"pickle", "cloudpickle", "dill", "joblib"}
     keywords = [keyword for node in ast.walk(tree) if isinstance(node, ast.Call) for keyword in node.keywords]
     for keyword in keywords:

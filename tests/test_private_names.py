@@ -7,7 +7,6 @@ import ast
 import importlib
 import inspect
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,8 +23,8 @@ from transformers import (
 from trl import SFTTrainer
 
 from helpers.machine import xla
+from tests.harness import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 NAMES = {  # by the class that says it
     Trainer: (
         "_determine_best_metric",
@@ -126,7 +125,7 @@ def test_torch_xla_has_it(name):
 def test_every_private_name_of_a_library_in_the_helpers_is_tested_here():
     """A private attribute that no file of ours defines belongs to a library."""
     files = [*(ROOT / "helpers").rglob("*.py")]
-    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
     ours = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     ours |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
     ours |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}

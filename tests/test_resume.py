@@ -1,14 +1,10 @@
 """A killed run, resumed, ends with the weights of the run that was never disturbed: bit for bit, dropout on."""
 
-from __future__ import annotations
-
 import errno
-import hashlib
-import json
+import functools
 import math
 import random
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,6 +13,7 @@ from helpers.machine import xla
 from helpers.run import checkpoint
 
 from . import harness
+from .harness import fingerprint, result
 
 DRIVER = Path(__file__).with_name("training_run.py")
 LAST_STEP = 12
@@ -25,32 +22,15 @@ KINDS = [pytest.param("cpu", marks=pytest.mark.once), pytest.param("xla", marks=
 SLOW_ON_XLA = [KINDS[0], pytest.param("xla", marks=[ON_XLA, pytest.mark.slow])]
 
 
-def run(output_dir: Path, fresh: bool = False, **options) -> subprocess.CompletedProcess:
-    return harness.run(DRIVER, output_dir, json.dumps(options), xla=options.get("kind") == "xla", fresh=fresh)
-
-
-def result(process: subprocess.CompletedProcess) -> dict:
-    assert process.returncode == 0, process.stderr[-3000:]
-    return json.loads(process.stdout.rsplit("RESULT ", 1)[1])
-
-
-def fingerprint(output_dir: Path, step: int = LAST_STEP) -> dict[str, str]:
-    """Bytes of everything that training continues from."""
-    last = checkpoint.folder(output_dir, step)
-    assert checkpoint.damage(last) is None
-    names = ("model.safetensors", "optimizer.pt", "scheduler.pt")
-    return {name: hashlib.sha256((last / name).read_bytes()).hexdigest() for name in names}
+run = functools.partial(harness.train, DRIVER)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> dict[str, tuple[Path, dict]]:
-    runs = {}
-
+    @functools.cache
     def of(kind: str):
-        if kind not in runs:
-            folder = tmp_path_factory.mktemp(kind)
-            runs[kind] = folder, result(run(folder, kind=kind))
-        return runs[kind]
+        folder = tmp_path_factory.mktemp(kind)
+        return folder, result(run(folder, kind=kind))
 
     return of
 
@@ -77,7 +57,7 @@ def test_a_run_that_is_killed_and_stopped_ends_with_identical_weights(kind, undi
     resumed = result(run(tmp_path, fresh=kind == "cpu", kind=kind))
     assert resumed["train"]["resumed_from_step"] == 10
     assert resumed["losses"] == reference["losses"]
-    assert fingerprint(tmp_path) == fingerprint(folder)
+    assert fingerprint(tmp_path, LAST_STEP) == fingerprint(folder, LAST_STEP)
     assert not list(tmp_path.glob(".staging*"))
 
 
@@ -100,7 +80,7 @@ def test_a_run_that_is_stopped_in_every_way_ends_identically_and_later_cells_eva
     for step in (8, LAST_STEP):  # an evaluation is not waited for
         stopped(f"Stopped: SIGTERM at step {step}: checkpoint-{step}", evaluation_signal=(step, "SIGTERM"))
     ended = result(run(tmp_path))
-    assert fingerprint(tmp_path) == fingerprint(folder)
+    assert fingerprint(tmp_path, LAST_STEP) == fingerprint(folder, LAST_STEP)
     for what in ("losses", "eval_losses", "best_step"):
         assert ended[what] == reference[what]
     seconds = [entry["training_seconds"] for entry in ended["log_history"] if "training_seconds" in entry]
@@ -108,7 +88,7 @@ def test_a_run_that_is_stopped_in_every_way_ends_identically_and_later_cells_eva
 
     again = result(run(tmp_path))  # is not trained further
     assert again["losses"] == reference["losses"] and again["train"]["examples_per_second"] > 0
-    assert fingerprint(tmp_path) == fingerprint(folder)
+    assert fingerprint(tmp_path, LAST_STEP) == fingerprint(folder, LAST_STEP)
 
 
 @pytest.mark.once
@@ -131,7 +111,7 @@ def test_a_disk_that_does_not_answer_costs_nothing_and_a_damaged_checkpoint_is_p
     )
     assert messages[1] == "resuming from checkpoint-4"
     assert not (tmp_path / "damaged-checkpoint-8").exists()  # kept until the run had passed its step
-    assert fingerprint(tmp_path) == fingerprint(folder)
+    assert fingerprint(tmp_path, LAST_STEP) == fingerprint(folder, LAST_STEP)
 
 
 def kept(folder: Path) -> list[str]:
@@ -146,7 +126,7 @@ def test_a_full_disk_stops_the_run_by_name_and_keeps_the_older_checkpoint(undist
     assert "CheckpointNotWritten: checkpoint at step 4 was not written to output_dir=" in full.stderr
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint-0", "sessions.json"]
     result(run(tmp_path))
-    assert fingerprint(tmp_path) == fingerprint(folder)
+    assert fingerprint(tmp_path, LAST_STEP) == fingerprint(folder, LAST_STEP)
 
 
 @pytest.mark.once
@@ -157,7 +137,7 @@ def test_a_collator_that_draws_resumes_bit_for_bit_in_the_middle_of_an_epoch(tmp
     resumed = result(run(parts, masking=True, model="llama"))
     assert resumed["train"]["resumed_from_step"] == 9
     assert resumed["losses"] == reference["losses"]
-    assert fingerprint(parts) == fingerprint(whole)
+    assert fingerprint(parts, LAST_STEP) == fingerprint(whole, LAST_STEP)
 
 
 @pytest.mark.once
@@ -183,4 +163,4 @@ def test_out_of_memory_in_an_evaluation_saves_first_and_names_the_parameter_to_l
     assert checkpoint.newest_whole(tmp_path)[0].name == "checkpoint-4"
     resumed = result(run(tmp_path))
     assert resumed["losses"] == reference["losses"] and resumed["eval_losses"] == reference["eval_losses"]
-    assert fingerprint(tmp_path) == fingerprint(folder)
+    assert fingerprint(tmp_path, LAST_STEP) == fingerprint(folder, LAST_STEP)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from helpers.machine import hardware, runtime
+from tests.harness import ROOT, printed, python
 
-ROOT = Path(__file__).resolve().parents[1]
 needs_torch_xla = pytest.mark.skipif(
     importlib.util.find_spec("torch_xla") is None, reason="torch_xla is not installed (requirements-tpu.txt)"
 )
@@ -254,6 +254,10 @@ def test_a_reported_name_finds_its_datasheet(reported, entry):
         "NVIDIA GeForce RTX 4090 Laptop GPU",  # 16 GB, another chip
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",  # one seventh of the board
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA GeForce RTX 3050 Ti Laptop GPU",
+        "NVIDIA GeForce RTX 3060 Ti",
+        "NVIDIA GeForce RTX 3050 6GB",
+        "A100-SXM-64GB",
     ],
 )
 def test_a_sibling_with_another_datasheet_does_not_borrow_this_one(reported):
@@ -273,7 +277,7 @@ def test_an_import_that_sets_pjrt_device_is_not_taken_for_the_users_wish():
         "from helpers.machine import runtime; print(runtime.detect(True).kind)"
     )
     clean = {name: value for name, value in os.environ.items() if name not in ("PJRT_DEVICE", "CPU_NUM_DEVICES")}
-    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=clean, capture_output=True, text=True)
+    process = python("-c", code, env=clean)
     assert process.stdout.split() == ["cpu"], process.stderr
     assert "going on without a TPU" in process.stderr
 
@@ -309,10 +313,8 @@ def test_compiled_programs_are_kept_with_the_run_and_brought_to_a_new_machine(tm
     environment = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2", "TF_CPP_MIN_LOG_LEVEL": "2"}
     seen = []
     for machine in ("first", "second"):
-        command = [sys.executable, "-c", KEPT, str(tmp_path / machine), str(tmp_path / "kept")]
-        process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert process.returncode == 0, process.stderr[-2000:]
-        seen.append(json.loads(process.stdout.splitlines()[-1]))
+        output = printed("-c", KEPT, tmp_path / machine, tmp_path / "kept", env=environment)
+        seen.append(json.loads(output.splitlines()[-1]))
     first, second = seen
     assert first["restored"] == [] and first["misses"] == len(first["written"]) == 1
     assert second["restored"] == first["written"] and second["misses"] == 0
@@ -323,5 +325,4 @@ def test_bm25_is_imported_without_jax(tmp_path):
     (tmp_path / "jax.py").write_text("raise SystemExit('JAX was imported')")
     script = "from helpers.data.bm25 import import_bm25s; import_bm25s().BM25(); print('done')"
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    process = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert process.stdout.strip().endswith("done"), process.stderr[-2000:]
+    assert printed("-c", script, env=environment).strip().endswith("done")

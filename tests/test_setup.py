@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import ROOT
+
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[1]
 INSTALL = """
 import json, sys, warnings
 for module in {loaded!r}:

@@ -6,16 +6,14 @@
 Right with and without torch_xla, and with and without a TPU; pytest runs the same checks.
 """
 
-from __future__ import annotations
-
 import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.harness import printed
 
 
 def check_device() -> str:
@@ -113,11 +111,7 @@ CHECKS = {"device": check_device, "precision": check_precision, "training": chec
 def _in_process(environment: dict[str, str]) -> str:
     """Output of this script under an environment; each device kind needs a process of its own."""
     clean = {name: value for name, value in os.environ.items() if name not in ("PJRT_DEVICE", "USE_TORCH_XLA")}
-    process = subprocess.run(
-        [sys.executable, __file__], capture_output=True, text=True, timeout=600, env={**clean, **environment}
-    )
-    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-2000:]
-    return process.stdout
+    return printed(__file__, env=clean | environment)
 
 
 def test_this_machine_passes_as_it_is():

@@ -1,7 +1,5 @@
 """README.md followed to the letter with data of one's own, at small sizes: what it promises is there at the end."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random
@@ -25,7 +23,7 @@ from .graphmer.test_notebook import CHANGES
 from .harness import NOTEBOOKS, ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text()
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
 WORDS = [
     "the",
@@ -52,7 +50,7 @@ def sentences(count: int) -> str:
 
 def stories(folder: Path) -> Path:
     path = folder / "stories.txt"
-    path.write_text("\n\n".join(f"{sentences(12)} The end of story {n}." for n in range(120)), encoding="utf-8")
+    path.write_text("\n\n".join(f"{sentences(12)} The end of story {n}." for n in range(120)))
     return path
 
 
@@ -63,7 +61,7 @@ def documents(folder: Path) -> Path:
         title = f"# {' '.join(random.Random(n).sample(WORDS, 5))} of page {n}"
         paragraphs = [f"{sentences(6 + part)} Page {n}, part {part}." for part in range(4)]
         text = "\n\n".join([title, *paragraphs])
-        (path / f"{n}.{'md' if n % 2 else 'txt'}").write_text(text, encoding="utf-8")
+        (path / f"{n}.{'md' if n % 2 else 'txt'}").write_text(text)
     return path
 
 
@@ -79,7 +77,7 @@ def records(folder: Path) -> Path:
         rows.append(
             {"question": question, "answer": f"{weight} times {price} is {weight * price}, so {weight * price} euros."}
         )
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    path.write_text("\n".join(map(json.dumps, rows)))
     return path
 
 
@@ -90,7 +88,7 @@ def sources(folder: Path) -> Path:
 def table(folder: Path) -> Path:
     path = folder / "tickets.csv"
     draw = random.Random(0)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["body", "team"])
         for n in range(260):
@@ -112,7 +110,7 @@ def papermill_command(notebook: str, parameters: dict, data: Path) -> list[str]:
 
 
 def finished(folder: Path, command: list[str]) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1500, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1500)
     assert not done.returncode, (done.stdout + done.stderr)[-3000:]
     return done.stdout + done.stderr
 
@@ -164,7 +162,7 @@ def test_the_demo_says_what_was_seen_and_where_its_figures_are(checkout):
     said = finished(checkout, [*written, "--old-file=.venv-gpu/.installed", "STEPS=12", f"PARAMETERS={sizes}"])
     assert "run: done" in said and "bits per byte" in said
     (results,) = re.findall(r"^(/.+results\.json)$", said, re.MULTILINE)
-    assert json.loads(Path(results).read_text(encoding="utf-8"))["eval"]["verdict"]
+    assert json.loads(Path(results).read_text())["eval"]["verdict"]
 
 
 def test_the_grid_of_the_readme_writes_one_table_of_three_seeds(checkout):
@@ -175,6 +173,6 @@ def test_the_grid_of_the_readme_writes_one_table_of_three_seeds(checkout):
     command = [sys.executable, *shlex.split(written)[1:], *sizes, "num_texts=0"]
     for status in ("done", "done before"):
         finished(checkout, command)
-        with (checkout / "runs/results.csv").open(newline="", encoding="utf-8") as file:
+        with (checkout / "runs/results.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
         assert [(row["seed"], row["status"]) for row in rows] == [(seed, status) for seed in "012"]

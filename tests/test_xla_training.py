@@ -1,15 +1,15 @@
 """What the TPU rules promise, on 8 virtual XLA devices: same losses as a CPU, one compilation, no host sync, real shards."""
 
-from __future__ import annotations
+import functools
 
-import numpy as np
 import pytest
 
 from helpers.machine import xla
 
-from .test_resume import result, run
+from .harness import result
+from .test_resume import ON_XLA, run
 
-pytestmark = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+pytestmark = ON_XLA
 STEPS = 20
 SPLIT_OVER_8 = "{devices=[8,1]0,1,2,3,4,5,6,7}"
 
@@ -17,38 +17,28 @@ SPLIT_OVER_8 = "{devices=[8,1]0,1,2,3,4,5,6,7}"
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """Results of runs by their options; each runs once."""
-    runs = {}
+    common = {"steps": STEPS, "dropout": 0.0, "save_steps": 10, "accumulation": 1, "blocks": 80}
 
+    @functools.cache
     def of(**options) -> dict:
-        key = tuple(sorted(options.items()))
-        if key not in runs:
-            common = {"steps": STEPS, "dropout": 0.0, "save_steps": 10, "accumulation": 1, "blocks": 80}
-            runs[key] = result(run(tmp_path_factory.mktemp("run"), **{**common, **options}))
-        return runs[key]
+        return result(run(tmp_path_factory.mktemp("run"), **common | options))
 
     return of
 
 
-def relative(losses, reference) -> float:
-    return float(np.max(np.abs(np.array(losses) / np.array(reference) - 1)))
-
-
 def test_eight_xla_devices_and_a_cpu_give_the_same_losses_in_fp32(finished):
     on_cpu, on_xla = finished(kind="cpu"), finished(kind="xla")
-    assert len(on_cpu["losses"]) == STEPS
-    assert relative(on_xla["losses"], on_cpu["losses"]) < 1e-4
-    assert relative(on_xla["eval_losses"], on_cpu["eval_losses"]) < 1e-4
+    assert len(on_cpu["losses"]) == STEPS and on_cpu["eval_losses"]
+    assert on_xla["losses"] == pytest.approx(on_cpu["losses"], rel=1e-4)
+    assert on_xla["eval_losses"] == pytest.approx(on_cpu["eval_losses"], rel=1e-4)
+    assert on_xla["xla"]["compiles_after_warmup"] == 0
 
 
 def test_bf16_autocast_stays_within_two_percent_of_the_cpu_and_is_not_fp32(finished):
     on_cpu, on_xla = finished(kind="cpu"), finished(kind="xla", precision="bf16")
-    assert relative(on_xla["losses"], on_cpu["losses"]) < 2e-2
+    assert on_xla["losses"] == pytest.approx(on_cpu["losses"], rel=2e-2)
     assert on_xla["losses"] != finished(kind="xla")["losses"]
-
-
-def test_nothing_compiles_after_warm_up(finished):
-    assert finished(kind="xla")["xla"]["compiles_after_warmup"] == 0
-    assert finished(kind="xla", precision="bf16")["xla"]["compiles_after_warmup"] == 0
+    assert on_xla["xla"]["compiles_after_warmup"] == 0
 
 
 def test_no_value_leaves_the_device_between_two_logging_steps(tmp_path):
@@ -75,7 +65,7 @@ def test_a_rate_of_zero_is_no_constant_of_the_graph_unless_it_always_is_zero():
 
 
 def test_gradient_checkpointing_gives_the_identical_loss(finished):
-    options = {"kind": "xla", "model": "llama", "steps": 6, "save_steps": 6}
+    options = {"model": "llama", "steps": 6, "save_steps": 6, "kind": "xla"}
     plain = finished(**options, precision="fp32")
     assert finished(**options, precision="fp32", checkpointing=True)["losses"] == plain["losses"]
 
@@ -83,8 +73,9 @@ def test_gradient_checkpointing_gives_the_identical_loss(finished):
 def test_a_transformer_gives_the_losses_of_a_cpu_on_eight_devices_also_in_bf16_and_without_a_host_sync(finished):
     options = {"model": "llama", "steps": 6, "save_steps": 6}
     on_cpu = finished(**options, kind="cpu")
+    assert on_cpu["losses"]
     for precision, tolerance in (("fp32", 1e-4), ("bf16", 2e-2)):
         on_xla = finished(**options, kind="xla", precision=precision)
-        assert relative(on_xla["losses"], on_cpu["losses"]) < tolerance
+        assert on_xla["losses"] == pytest.approx(on_cpu["losses"], rel=tolerance)
         # Its batches have no attention mask, for which transformers would read the positions in every micro-batch.
         assert on_xla["xla"]["host_syncs_per_step"] == 0 and on_xla["xla"]["compiles_after_warmup"] == 0

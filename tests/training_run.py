@@ -3,9 +3,6 @@
 python tests/training_run.py OUTPUT_DIR '{"kind": "xla", "steps": 12, ...}'  prints one line of JSON at the end.
 """
 
-from __future__ import annotations
-
-import json
 import os
 import resource
 import signal
@@ -15,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests import colab
+from tests import colab, driver
 from tests.killing import fail_at, kill_at
 
 DEFAULTS = {
@@ -31,11 +28,9 @@ DEFAULTS = {
     "hold": "",  # while this file is there, the run stands still at a moment, unless it is asked to stop
     "hold_when": "step",  # after the fifth; or "evaluation" or "saving" of step 8
     "blocks": 40,
-    "length": 16,
     "width": 64,
     "learning_rate": 3e-3,
     "batch_size": 8,
-    "resume": True,
     "kill_step": None,  # kill -9 inside this step
     "kill_write": None,  # kill -9 at this file operation inside a checkpoint write
     "signals": [],  # (step, name of a signal that comes at its end)
@@ -54,7 +49,6 @@ DEFAULTS = {
     "report_to": "none",
     "then_evaluate": False,  # also after a stop
     "elsewhere": "",  # the working directory once the trainer is made
-    "workers": 0,
     "masking": False,  # transformers' collator, which masks at random
     "exhaust_evaluation_above": None,
     "exhaust_above": None,  # a step with more examples than this asks the device for a petabyte too
@@ -118,17 +112,13 @@ def masking_collator():
 
 
 def main(output_dir: str, options: dict) -> dict:
-    if options["kind"] == "xla":
-        os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8")
     if options["card"]:
         from tests.machine.cuda_stand_in import pretend
 
         pretend(options["card"])
     if options["drive"]:
         colab.pretend(Path(options["drive"]))
-    from helpers.machine import runtime
-
-    machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
+    machine = driver.detect(options["kind"], precision=options["precision"])
     import torch
     import transformers
 
@@ -146,7 +136,7 @@ def main(output_dir: str, options: dict) -> dict:
         run.same_data("blocks")
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    blocks = torch.randint(1, 200, (options["blocks"] + 16, options["length"]), generator=generator)
+    blocks = torch.randint(1, 200, (options["blocks"] + 16, 16), generator=generator)
     blocks[:, 1::2] = blocks[:, :1]  # something to learn
     examples = [{"input_ids": block, "labels": block} for block in blocks]
 
@@ -155,7 +145,7 @@ def main(output_dir: str, options: dict) -> dict:
         batch_size=options["batch_size"],
         accumulation=options["accumulation"],
         steps=options["steps"],
-        length=options["length"],
+        length=16,
         learning_rate=options["learning_rate"],
         gradient_checkpointing=options["checkpointing"],
     )
@@ -241,7 +231,6 @@ def main(output_dir: str, options: dict) -> dict:
         logging_steps=options["logging_steps"],
         eval_steps=options["save_steps"],
         save_steps=options["save_steps"],
-        dataloader_num_workers=options["workers"],
         report_to=options["report_to"],
         eval_strategy=options["eval_strategy"],
         **({"optim": "adamw_torch_fused", "max_grad_norm": 0.0} if options["scale"] else {}),
@@ -269,7 +258,7 @@ def main(output_dir: str, options: dict) -> dict:
     if options["elsewhere"]:
         os.chdir(options["elsewhere"])
     try:
-        trainer.train(resume_from_checkpoint=options["resume"])
+        trainer.train(resume_from_checkpoint=True)
     finally:
         if options["then_evaluate"]:
             print("EVALUATED", trainer.evaluate()["eval_loss"])
@@ -278,15 +267,13 @@ def main(output_dir: str, options: dict) -> dict:
     return {
         **seen,
         **trainer.results(),
-        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
-        "eval_losses": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
+        "losses": driver.logged(trainer, "loss"),
+        "eval_losses": driver.logged(trainer, "eval_loss"),
         "log_history": trainer.state.log_history,
         "best_step": trainer.state.best_global_step,
     }
 
 
 if __name__ == "__main__":
-    unknown = set(json.loads(sys.argv[2])) - set(DEFAULTS)
-    assert not unknown, unknown
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
-    print("RESULT " + json.dumps(main(sys.argv[1], {**DEFAULTS, **json.loads(sys.argv[2])})))
+    driver.serve(main, DEFAULTS)

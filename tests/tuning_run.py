@@ -4,24 +4,19 @@ python tests/tuning_run.py OUTPUT_DIR '{"kind": "xla", ...}' [OUTPUT_DIR '{...}'
 All runs of a process are of one kind.
 """
 
-from __future__ import annotations
-
-import json
-import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tests import driver
+
 DEFAULTS = {
     "kind": "cpu",  # or "xla"
-    "devices": 8,  # virtual ones of XLA
     "settings": {},  # beside those of the start
     "steps": 6,
     "stop_after": 0,  # end the process's run after so many steps, with a checkpoint; 0: at the end
-    "resume": True,
     "compare": [],  # instead of a run: changes of the start's settings, each of which is compared with it
-    "rows": 64,
 }
 WORDS = {
     "red": "crimson scarlet ruby rose blood",
@@ -38,14 +33,6 @@ def rows(count: int, seed: int = 0) -> list[tuple[str, int]]:
     draw = random.Random(seed)
     families = [words.split() for words in WORDS.values()]
     return [(" ".join(draw.choices(families[i % 3], k=draw.randint(1, 12))) + f" {i}", i % 3) for i in range(count)]
-
-
-def machine(kind: str, devices: int = 8):
-    if kind == "xla":
-        os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices))
-    from helpers.machine import runtime
-
-    return runtime.detect(kind == "xla")
 
 
 def task_of(runtime, *, count: int = 64, **parameters):
@@ -102,8 +89,7 @@ def digest(model) -> str:
 
 
 def main(output_dir: str, options: dict) -> dict:
-    options = DEFAULTS | options
-    runtime = machine(options["kind"], options["devices"])
+    runtime = driver.detect(options["kind"])
     import torch
     import transformers
 
@@ -111,7 +97,7 @@ def main(output_dir: str, options: dict) -> dict:
     if options["compare"]:
         task = task_of(runtime, max_length=2 * LENGTH)
         return {"compared": [compared(task, change) for change in options["compare"]]}
-    trainer = trainer_of(runtime, output_dir, options["settings"], steps=options["steps"], count=options["rows"])
+    trainer = trainer_of(runtime, output_dir, options["settings"], steps=options["steps"])
 
     class Stop(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
@@ -119,16 +105,15 @@ def main(output_dir: str, options: dict) -> dict:
                 control.should_save = control.should_training_stop = True
 
     trainer.add_callback(Stop())
-    trainer.train(resume_from_checkpoint=options["resume"])
+    trainer.train(resume_from_checkpoint=True)
     logits = trainer.logits(task_of(runtime).rows("test", trainer.settings))
     return {
         **trainer.results(),
         "weights": digest(trainer.model),
-        "losses": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
+        "losses": driver.logged(trainer, "eval_loss"),
         "logits": logits.tolist(),
     }
 
 
 if __name__ == "__main__":
-    for folder, options in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
-        print("RESULT " + json.dumps(main(folder, json.loads(options))), flush=True)
+    driver.serve(main, DEFAULTS)

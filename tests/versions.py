@@ -41,7 +41,7 @@ CORE = (
 )
 # googlecolab/backend-info @ a724079 (2026-08-19), pip-freeze.gpu.txt and pip-freeze.tpu.txt: what a runtime comes with of all that our
 # requirements lead to. Where torch has a build of its own (+cu128, +cpu), the one of the index stands in its place.
-COLAB = {name: (ROOT / f"tests/colab-{name}.txt").read_text(encoding="utf-8").split() for name in ("gpu", "tpu")}
+COLAB = {name: (ROOT / f"tests/colab-{name}.txt").read_text().split() for name in ("gpu", "tpu")}
 PYTHONS = ("3.12", "3.13")  # of Kaggle's and of Colab's runtimes
 BUILDS = ("nvidia-", "cuda-", "triton")  # come with one build of torch or another
 # name: (requirements, how uv resolves them, what is installed before)
@@ -77,19 +77,19 @@ def resolved(which: str, file: Path, resolution: str, installed: Sequence[str], 
     installed: pins that stay where the requirements allow it; those that the setup cell holds stay in any case.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(installed) + "\n", encoding="utf-8")  # uv keeps what the file that it writes has
+    file.write_text("\n".join(installed) + "\n")  # uv keeps what the file that it writes has
     held = [pin for pin in installed if pin.split("==")[0].replace("-", "_") in HELD_WHEN_INSTALLED]
     constraints = file.with_suffix(".held")
-    constraints.write_text("\n".join(held) + "\n", encoding="utf-8")
+    constraints.write_text("\n".join(held) + "\n")
     uv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-annotate", "--no-header", *options]
     uv += ["--resolution", resolution, "--constraints", str(constraints), "-o", str(file)]
-    wanted = (ROOT / f"requirements-{which}.txt").read_text(encoding="utf-8").splitlines()
+    wanted = (ROOT / f"requirements-{which}.txt").read_text().splitlines()
     exact = {pin.split("==")[0]: pin for pin in held}
     wanted = [exact.get(re.split("[<>=]", line)[0], line) for line in wanted]
     requirements = file.with_suffix(".in")
-    requirements.write_text("\n".join(wanted) + "\n", encoding="utf-8")
+    requirements.write_text("\n".join(wanted) + "\n")
     call(*uv, str(requirements))
-    return dict(line.split("==") for line in file.read_text(encoding="utf-8").splitlines() if "==" in line)
+    return dict(line.split("==") for line in file.read_text().splitlines() if "==" in line)
 
 
 def moved_on(which: str, python: str) -> dict:
@@ -150,7 +150,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sets", nargs="*", choices=[*SETS, IMAGES, []], help=", ".join([*SETS, IMAGES]))
     chosen = parser.parse_args().sets or [*SETS, IMAGES]
-    kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"sets": {}}
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"sets": {}}
     about = {"code": provenance.code(), "versions": provenance.versions()}
     for name in chosen:
         if name == IMAGES:
@@ -158,7 +158,7 @@ def main() -> int:
         else:
             found = kept["sets"] | {name: run(name)}
             kept |= about | {"sets": {each: found[each] for each in SETS if each in found}}
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
     return int(any(kept["sets"][name]["failed"] for name in chosen if name != IMAGES))
 
 

@@ -1,11 +1,10 @@
 """Small workloads for tests of the planner, and a plan made by hand for tests that are not about planning."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from helpers.machine.runtime import Runtime
 from helpers.plan.counting import Count
 from helpers.plan.forecast import memory
 from helpers.plan.settings import Plan
@@ -88,6 +87,20 @@ def bert(layers: int = 2, *, attention: str = "sdpa", dropout: float = 0.1, **si
         batch=batch,
         loss=lambda model, inputs: model(**inputs).loss,
         length=32,
+    )
+
+
+def cpu_by_hand(precision: str = "fp32", name: str = "CPU", devices: int = 1) -> Runtime:
+    """A CPU, also under the name of a device that is not here: `detect` would settle for the whole process whether XLA is used."""
+    return Runtime(
+        kind="cpu",
+        reason="",
+        device_name=name,
+        device_count=devices,
+        memory=None,
+        compute_capability=None,
+        precision=precision,
+        precision_reason="",
     )
 
 

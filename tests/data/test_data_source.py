@@ -1,7 +1,5 @@
 """Where data is: paths, folders, archives and Colab's window; what is read of them, and what is named instead."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import io
@@ -21,10 +19,10 @@ from helpers.data.data_source import locate, read_splits
 from helpers.data.listing import list_files
 from helpers.data.rows import SUFFIXES, Row, SetAside, Unusable, read_rows
 from helpers.data.text import read_text
+from tests.harness import ROOT
 from tests.hostile import cases
 
 pytestmark = pytest.mark.once
-ROOT = Path(__file__).resolve().parents[2]
 ROWS = [(f"text {i}, größer", f"l{i % 2}") for i in range(30)]
 
 

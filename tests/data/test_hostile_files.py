@@ -1,7 +1,5 @@
 """Readers of a user's files and models against what is broken and what would run code."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

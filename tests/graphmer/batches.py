@@ -1,7 +1,5 @@
 """Small GraphMER configurations, random batches of leafy chains, and a small library of sources."""
 
-from __future__ import annotations
-
 import http
 import json
 import shutil

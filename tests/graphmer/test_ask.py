@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from helpers.graphmer.__main__ import main
 from helpers.graphmer.ask import CALLS, Answer, Asked
 from helpers.graphmer.graph.repository import Repository, load_graph
+from tests.harness import printed
 
 from .test_imports import write
 
@@ -345,10 +345,7 @@ def test_the_shell_answers_as_json_without_torch_or_a_notebook(shop, command, qu
         "import sys; from helpers.graphmer.__main__ import main; main(sys.argv[1:]);"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'nbformat', 'IPython')))"
     )
-    arguments = [sys.executable, "-c", code, command, str(shop), question, "--json"]
-    ran = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    report = json.loads(ran.stdout)
+    report = json.loads(printed("-c", code, command, shop, question, "--json"))
     assert report["unread"] == []
     if command == "search":
         assert report["hits"][0]["name"] == "shop.goods.Thing.price"
@@ -364,7 +361,7 @@ def test_the_shell_says_what_could_not_be_read(tmp_path, capsys):
     assert "1 files could not be read" in printed
 
 
-def test_a_coding_agent_asks_over_the_model_context_protocol(shop, tmp_path):
+def test_a_coding_agent_asks_over_the_model_context_protocol(tmp_path):
     mcp = pytest.importorskip("mcp", reason="needs pip install mcp")
     stdio = pytest.importorskip("mcp.client.stdio")
     folder = write(tmp_path / "code", SHOP)

@@ -154,7 +154,7 @@ def test_leaves_are_true_triples_of_training_or_wrong_ones_of_no_part(world, epo
     assert counts[0] > 500 and counts[1] > 500 and counts[NOTHING] > 100
 
 
-def test_wrong_tails_are_of_an_admitted_type_and_hard_ones_are_near_the_right_one(world, chains):
+def test_wrong_tails_are_of_an_admitted_type_and_hard_ones_are_near_the_right_one(world):
     entities, encoded, draw = world.encoded.entities, world.encoded, random.Random(0)
     true_looks, near = defaultdict(set), {"hard": Counter(), "type_consistent": Counter()}
     for head, relation, tail in directed(world, world.known):

@@ -3,8 +3,6 @@
 import importlib
 import importlib.machinery
 import random
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 
 from helpers.graphmer.graph.imports import Imports, module_path
 from helpers.graphmer.graph.repository import load_graph
+from tests.harness import printed
 
 pytestmark = pytest.mark.once
 
@@ -20,7 +19,7 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(text), encoding="utf-8")
+        path.write_text(textwrap.dedent(text))
     return folder
 
 
@@ -59,10 +58,7 @@ def test_each_of_two_applications_with_packages_of_one_name_calls_its_own(tmp_pa
             assert found[f"{each}/app/{file}.py"] == {f"{each}/app/models.py:build"}
         assert f"{each}/app/views.py:show" in found[f"{each}/run.py"]
         assert found[f"{each}/tests/test_views.py"] == {f"{each}/app/views.py:show"}
-        ran = subprocess.run(
-            [sys.executable, "run.py"], cwd=tmp_path / each, capture_output=True, text=True, check=True
-        )
-        assert ran.stdout.strip() == each
+        assert printed("run.py", cwd=tmp_path / each).strip() == each
 
 
 def test_modules_of_one_name_have_ids_that_say_their_folders(tmp_path):
@@ -85,10 +81,7 @@ def test_a_script_imports_its_siblings(tmp_path):
     found = calls(tmp_path, SIBLINGS)
     for each in ("x", "y"):
         assert found[f"{each}/main.py"] == {f"{each}/utils.py:mend"}
-        ran = subprocess.run(
-            [sys.executable, f"{each}/main.py"], cwd=tmp_path, capture_output=True, text=True, check=True
-        )
-        assert ran.stdout.strip() == each
+        assert printed(f"{each}/main.py", cwd=tmp_path).strip() == each
 
 
 def test_a_script_of_another_folder_is_not_proved_and_not_called_foreign(tmp_path):

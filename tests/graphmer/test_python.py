@@ -3,8 +3,6 @@
 import importlib
 import inspect
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -13,13 +11,13 @@ import pytest
 from helpers.graphmer.graph.knowledge_graph import DEFINED
 from helpers.graphmer.graph.repository import load_graph
 from helpers.graphmer.graph.sources import find_sources
+from tests.harness import printed
 
 from .batches import library, violations
 from .test_imports import write
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[2]
 SHOP = {
     "shop/__init__.py": "from .goods import Item\nfrom shop import tills as counters\n",
     "shop/goods.py": """
@@ -311,15 +309,12 @@ def test_another_process_in_another_folder_reads_the_same_graph(tmp_path):
     code = (
         "import sys; from helpers.graphmer.graph.repository import load_graph; print(load_graph(sys.argv[1]).digest())"
     )
-    printed = set()
+    digests = set()
     for hash_seed, folder in (("1", tmp_path / "here" / "code"), ("2", tmp_path / "elsewhere" / "deep" / "code")):
         library(write(folder, SHOP))
         environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-        ran = subprocess.run(
-            [sys.executable, "-c", code, folder], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
-        )
-        printed.add(ran.stdout)
-    assert len(printed) == 1
+        digests.add(printed("-c", code, folder, env=environment))
+    assert len(digests) == 1
 
 
 def test_files_that_do_not_parse_are_listed_and_the_others_read(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from datasets import Dataset
 
 from helpers.graphmer.pairs import definitions, hold_out, in_batches, pairs
 from helpers.graphmer.search import search, words
-from tests.harness import cpu_here, run
+from tests.harness import cpu_here, printed, run
 
 from .batches import library
 
@@ -76,7 +75,7 @@ def test_definitions_have_their_code_without_the_docstring_and_classes_without_b
     assert "Keeps" not in found["shop.Cache"].code and "def drop_oldest" in found["shop.Cache"].code
 
 
-def test_pairs_are_of_sentences_that_ask_something_and_none_is_there_twice(package, tmp_path):
+def test_pairs_are_of_sentences_that_ask_something_and_none_is_there_twice(package):
     rows = pairs([package, package])
     assert sorted(rows["question"]) == [
         "Keeps answers until they are too old.",
@@ -232,10 +231,8 @@ def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one_and_its_export
     weights = [(tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "killed")]
     assert weights[0] == weights[1]
     environment = {"HF_HOME": str(tmp_path / "home"), "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PATH": ""}
-    command = [sys.executable, "-I", "-c", ELSEWHERE, str(tmp_path / "whole/model")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["torch.Size([1,", "2])", "64"]
+    output = printed("-I", "-c", ELSEWHERE, tmp_path / "whole/model", cwd=tmp_path, env=environment)
+    assert output.split() == ["torch.Size([1,", "2])", "64"]
     assert not [*(tmp_path / "whole/model").rglob("*.bin")]
     found = search(sources, "decode a JSON document", model=tmp_path / "whole/model")
     assert len(found) == 5 and torch.isfinite(torch.tensor([one.score for one in found])).all()

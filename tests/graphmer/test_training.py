@@ -1,20 +1,17 @@
 """Training of GraphMER: exact resume and curriculum, on a CPU and on XLA."""
 
-from __future__ import annotations
-
-import json
+import functools
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from helpers.graphmer.configuration import override, read_configuration
-from helpers.machine import xla
 from helpers.run import checkpoint
 from tests import harness
 from tests.graph_run import SMALL
-from tests.test_resume import SLOW_ON_XLA, fingerprint, result
+from tests.harness import fingerprint, result
+from tests.test_resume import ON_XLA, SLOW_ON_XLA
 
 from .batches import library
 
@@ -30,20 +27,17 @@ def sources(tmp_path_factory) -> str:
     return str(library(tmp_path_factory.mktemp("library")))
 
 
-def run(output_dir: Path, fresh: bool = False, **options) -> subprocess.CompletedProcess:
-    return harness.run(DRIVER, output_dir, json.dumps(options), xla=options["kind"] == "xla", fresh=fresh)
+run = functools.partial(harness.train, DRIVER)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(sources, tmp_path_factory):
     """Folder and result of a run with dropout through two lengths, by kind."""
-    runs: dict[str, tuple[Path, dict]] = {}
 
+    @functools.cache
     def of(kind: str) -> tuple[Path, dict]:
-        if kind not in runs:
-            folder = tmp_path_factory.mktemp(kind)
-            runs[kind] = folder, result(run(folder, kind=kind, data=sources, changes=CURRICULUM))
-        return runs[kind]
+        folder = tmp_path_factory.mktemp(kind)
+        return folder, result(run(folder, kind=kind, data=sources, changes=CURRICULUM))
 
     return of
 
@@ -71,7 +65,7 @@ def test_a_run_killed_after_the_length_changed_ends_with_identical_weights(kind,
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+@ON_XLA
 def test_eight_xla_devices_and_a_cpu_give_the_same_losses_in_fp32(sources, tmp_path):
     # At a small rate, since AdamW's first steps turn the rounding of a small gradient into a step of the whole rate.
     still = {"model.dropout": 0.0, "model.relation_dropout": 0.0, "run.log_interval": 4, "optimizer.lr": 1e-4}

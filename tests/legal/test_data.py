@@ -1,7 +1,5 @@
 """Everybody's records: the shapes that people have, what is set aside and why, labels, official splits, near-duplicates."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
@@ -54,9 +52,9 @@ def written(path: Path, rows: list[dict], mark: str = ",") -> Path:
             table.writeheader()
             table.writerows(rows)
     elif path.suffix == ".json":
-        path.write_text(json.dumps(rows), encoding="utf-8")
+        path.write_text(json.dumps(rows))
     else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 

@@ -1,7 +1,5 @@
 """Shares of right answers, intervals against a slow bootstrap, and rows that cost nothing against what they must give."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import jinja2
@@ -18,6 +16,7 @@ from helpers.legal.export import MERGED, export, modelfile
 from helpers.legal.generation import generate
 from helpers.legal.model import QWEN, REVISIONS, sample_model, sample_tokenizer, set_stop_tokens
 from helpers.legal.template import ChatTemplate
+from tests.harness import printed
 
 from .test_rows import NAMES, tokenizer_of
 
@@ -236,12 +235,8 @@ def test_llama_cpp_writes_the_greedy_text_of_the_exported_model(tmp_path):
     prompts = [template.prompt(record) for record in RECORDS[:3]]
     model = clear_model(tokenizer, prompts)
     folder = exported(model, tokenizer, tmp_path / "model")
-    done = subprocess.run([sys.executable, "-c", CONVERT, str(folder)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    command = [sys.executable, "-c", LLAMA_CPP, str(folder / "model.gguf"), json.dumps(prompts)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.split("ANSWERS ")[1])
+    printed("-c", CONVERT, folder)
+    found = json.loads(printed("-c", LLAMA_CPP, folder / "model.gguf", json.dumps(prompts)).split("ANSWERS ")[1])
     assert found == [each.text for each in generate(model, template, RECORDS[:3], max_new_tokens=40)]
     assert len({*"".join(found)}) > 10
 

@@ -1,11 +1,7 @@
 """The model that is fine-tuned: the sample, a local path, adapters, and what is said about one that cannot be had."""
 
-from __future__ import annotations
-
 import os
 import re
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -15,20 +11,13 @@ import torch
 
 from helpers.legal.model import load_model, sample_model, sample_tokenizer
 from helpers.legal.parameters import LegalParameters
-from helpers.machine.runtime import Runtime
-
-
-def runtime(precision: str = "fp32") -> Runtime:
-    """A CPU, described by hand: `detect` would settle for the whole process whether transformers may use XLA."""
-    return Runtime(
-        kind="cpu", reason="", device_name="CPU", device_count=1, memory=None, compute_capability=None,
-        precision=precision, precision_reason="",
-    )  # fmt: skip
+from tests.harness import printed
+from tests.workloads import cpu_by_hand
 
 
 def loaded(precision: str = "fp32", **parameters):
     """Model and tokeniser of a run with these parameters on a CPU."""
-    return load_model(LegalParameters(**{"base_model": "sample"} | parameters), runtime(precision))
+    return load_model(LegalParameters(**{"base_model": "sample"} | parameters), cpu_by_hand(precision))
 
 
 @pytest.mark.parametrize(("precision", "frozen"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
@@ -86,16 +75,7 @@ def load_from(endpoint: str, home: Path, *, offline: bool = False) -> str:
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
     environment["HF_HUB_OFFLINE"] = "1" if offline else "0"  # an address that refuses is tried again for a minute
     environment.pop("HF_TOKEN", None)
-    process = subprocess.run(
-        [sys.executable, "-c", LOAD],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=Path(__file__).parents[2],
-        env=environment,
-    )
-    assert process.returncode == 0, process.stderr[-2000:]
-    return process.stdout
+    return printed("-c", LOAD, env=environment)
 
 
 @pytest.mark.once

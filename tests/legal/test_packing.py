@@ -1,7 +1,5 @@
 """Blocks hold what TRL packed, and no segment of a row sees another: logits are those of each example alone."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """QLoRA through bitsandbytes' CPU backend: weights in NF4, an adapter that learns, is saved, read back and resumed; a TPU refuses."""
 
-from __future__ import annotations
-
 import importlib.util
 import signal
 from dataclasses import replace
@@ -18,10 +16,12 @@ from helpers.legal.workload import planned, workload
 from helpers.plan.counting import count
 from helpers.plan.settings import DoesNotFit
 from helpers.plan.workloads import Asked
+from tests.harness import fingerprint, result
+from tests.workloads import cpu_by_hand
 
 from .test_export import like
-from .test_model import loaded, runtime
-from .test_training import fingerprint, results, run
+from .test_model import loaded
+from .test_training import run
 
 INSTALLED = importlib.util.find_spec("bitsandbytes") is not None
 needs_bitsandbytes = pytest.mark.skipif(not INSTALLED, reason="bitsandbytes is not installed")
@@ -59,18 +59,17 @@ def test_projections_have_four_bits_the_rest_the_runs_precision_and_the_adapter_
 @needs_bitsandbytes
 def test_a_killed_run_ends_with_identical_adapter_and_moments_in_eight_bits(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    (reference,) = results(run(whole, {"kind": "cpu", **RUN}))
+    reference = result(run(whole, **RUN))
     assert reference["losses"][-1] < reference["losses"][0] - 1
     assert reference["loss_by_hand"] == pytest.approx(min(reference["eval_losses"]), rel=1e-5)
     assert reference["dtypes"] == ["torch.float32", "torch.uint8"]
     moments = torch.load(whole / "checkpoint-14" / "optimizer.pt", weights_only=True)["state"]
     assert torch.uint8 in {each.dtype for each in tree_leaves(moments) if torch.is_tensor(each)}
-    assert run(killed, {"kind": "cpu", **RUN, "kill_step": 9}).returncode == -signal.SIGKILL
-    (resumed,) = results(run(killed, {"kind": "cpu", **RUN}, fresh=True))
+    assert run(killed, **RUN, kill_step=9).returncode == -signal.SIGKILL
+    resumed = result(run(killed, fresh=True, **RUN))
     assert resumed["train"]["resumed_from_step"] == 6
     assert resumed["losses"] == reference["losses"]
-    options = {**RUN, "method": "lora"}  # whose adapter has the same name
-    assert fingerprint(killed, options) == fingerprint(whole, options)
+    assert fingerprint(killed, 14) == fingerprint(whole, 14)
 
 
 @needs_bitsandbytes
@@ -104,7 +103,7 @@ def test_the_counted_bytes_are_those_of_the_loaded_weights():
 
 
 def test_a_tpu_refuses_with_the_remedy_and_so_does_its_plan():
-    chip = replace(runtime("bf16"), kind="xla")
+    chip = replace(cpu_by_hand("bf16"), kind="xla")
     with pytest.raises(ValueError, match=r"no kernels for a TPU\. Use method='lora'"):
         load_model(LegalParameters(base_model="sample", method="qlora"), chip)
     with pytest.raises(DoesNotFit, match="no kernels for a TPU"):

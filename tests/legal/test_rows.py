@@ -1,7 +1,5 @@
 """From a record to tokens and labels, held against TRL's own on the chat templates that TRL carries; what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,7 +42,7 @@ def tokenizer_of(name: str):
         tokenizer.chat_template, tokenizer.bos_token = SMOLLM2, "<|im_start|>"
         return tokenizer
     tokenizer.add_special_tokens({"additional_special_tokens": list(MARKS[name])})
-    tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+    tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
     tokenizer.bos_token = {"llama3": "<|begin_of_text|>", "gemma": "<bos>"}.get(name)
     tokenizer.eos_token = {"llama3": "<|eot_id|>", "gemma": "<end_of_turn>"}.get(name, "<|im_end|>")
     return tokenizer

@@ -1,7 +1,5 @@
 """Records of every shape that people have, from the file through the notebook's own cells to the score and the answer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -133,7 +131,7 @@ class Run:
 
 def cells() -> list[str]:
     """The code cells of the notebook from the data to the question by hand."""
-    parts = (NOTEBOOKS / "source" / "legal_cot_sft.py").read_text(encoding="utf-8").split("\n# %%")
+    parts = (NOTEBOOKS / "source" / "legal_cot_sft.py").read_text().split("\n# %%")
     code = [part.partition("\n")[2] for part in parts if not part.startswith((" [markdown]", " tags"))]
     first = next(n for n, text in enumerate(code) if "run.use_method()" in text)
     last = next(n for n, text in enumerate(code) if "evaluation.ask(" in text)
@@ -141,7 +139,7 @@ def cells() -> list[str]:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_part_of_a_record_is_read_learned_scored_and_asked(name, tmp_path, capsys, monkeypatch):
+def test_every_part_of_a_record_is_read_learned_scored_and_asked(name, tmp_path, monkeypatch):
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")

@@ -1,15 +1,10 @@
 """Fine-tuning runs in their own processes: CPU beside 8 virtual XLA devices, adapters and full weights, killed and resumed."""
 
-from __future__ import annotations
-
-import hashlib
-import json
+import functools
 import signal
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -18,18 +13,16 @@ from helpers.legal.model import apply_lora
 from helpers.legal.packing import IGNORED, FixedBlocks, masks_of, summed_loss
 from helpers.legal.training import LegalTrainer, sft_config
 from helpers.machine import xla
-from helpers.run import checkpoint
 from tests import harness
-from tests.harness import cpu_here
+from tests.harness import cpu_here, fingerprint, result
 from tests.legal_run import rows
-from tests.test_resume import SLOW_ON_XLA
+from tests.test_resume import ON_XLA, SLOW_ON_XLA
 from tests.workloads import Launches, plan_by_hand
 
 from .test_model import loaded
 
 DRIVER = Path(__file__).parents[1] / "legal_run.py"
 METHODS = ("lora", "full")
-needs_xla = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 PARITY = {"steps": 20, "save_steps": 10, "dropout": 0.0}
 DROPOUT = {"method": "lora", "steps": 14, "logging_steps": 6, "save_steps": 6, "dropout": 0.1}
 SMALL_RATE = {"method": "full", "steps": 4, "learning_rate": 2e-5, "warmup_fraction": 0.0}
@@ -56,16 +49,7 @@ RUNS = {
 }
 
 
-def run(*folders_and_options, fresh: bool = False) -> subprocess.CompletedProcess:
-    """Runs of folder, options, folder, options, ... in one process."""
-    arguments = [json.dumps(each) if isinstance(each, dict) else each for each in folders_and_options]
-    on_xla = any(each["kind"] == "xla" for each in folders_and_options if isinstance(each, dict))
-    return harness.run(DRIVER, *arguments, xla=on_xla, fresh=fresh)
-
-
-def results(process: subprocess.CompletedProcess) -> list[dict]:
-    assert process.returncode == 0, process.stderr[-3000:]
-    return [json.loads(line.removeprefix("RESULT ")) for line in process.stdout.splitlines() if line[:7] == "RESULT "]
+run = functools.partial(harness.train, DRIVER)
 
 
 @pytest.fixture(scope="module")
@@ -74,34 +58,16 @@ def finished(tmp_path_factory):
 
     Where torch_xla is installed, the CPU makes those runs alone that XLA makes too.
     """
-    done = {}
-    runs = {kind: {n: o for n, o in RUNS[kind].items() if not xla.installed() or n in RUNS["xla"]} for kind in RUNS}
 
-    def of(kind: str, name: str) -> tuple[Path, dict]:
-        if kind not in done:
-            folders = [tmp_path_factory.mktemp(kind) for _ in runs[kind]]
-            pairs = [(folder, {"kind": kind, **o}) for folder, o in zip(folders, runs[kind].values(), strict=True)]
-            outcomes = results(run(*(each for pair in pairs for each in pair)))
-            done[kind] = dict(zip(runs[kind], zip(folders, outcomes, strict=True), strict=True))
-        return done[kind][name]
+    @functools.cache
+    def all_of(kind: str) -> dict[str, tuple[Path, dict]]:
+        names = [name for name in RUNS[kind] if not xla.installed() or name in RUNS["xla"]]
+        folders = [tmp_path_factory.mktemp(kind) for _ in names]
+        runs = [(folder, {"kind": kind, **RUNS[kind][name]}) for folder, name in zip(folders, names, strict=True)]
+        outcomes = harness.results(harness.train_all(DRIVER, runs))
+        return dict(zip(names, zip(folders, outcomes, strict=True), strict=True))
 
-    return of
-
-
-def relative(values, reference) -> float:
-    assert len(values) == len(reference) > 0
-    return float(np.max(np.abs(np.array(values) / np.array(reference) - 1)))
-
-
-def fingerprint(folder: Path, options: dict) -> dict[str, str]:
-    """Bytes of everything that training continues from."""
-    last = checkpoint.folder(folder, options["steps"])
-    assert checkpoint.damage(last) is None
-    weights = "adapter_model.safetensors" if options["method"] == "lora" else "model.safetensors"
-    return {
-        name: hashlib.sha256((last / name).read_bytes()).hexdigest()
-        for name in (weights, "optimizer.pt", "scheduler.pt")
-    }
+    return lambda kind, name: all_of(kind)[name]
 
 
 # ---- the loss
@@ -119,9 +85,10 @@ def test_the_evaluation_loss_is_the_mean_over_all_labels_of_plain_passes(kind, m
 @pytest.mark.once
 def test_one_batch_of_eight_and_eight_of_one_give_the_same_losses_and_gradients(finished):
     (_, whole), (_, parts) = finished("cpu", "one batch of eight"), finished("cpu", "eight of one")
-    assert relative(parts["losses"], whole["losses"]) < 1e-5
-    assert relative(parts["grad_norms"], whole["grad_norms"]) < 1e-4
-    assert relative(parts["eval_losses"], whole["eval_losses"]) < 1e-5
+    assert whole["losses"] and whole["grad_norms"] and whole["eval_losses"]
+    assert parts["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+    assert parts["grad_norms"] == pytest.approx(whole["grad_norms"], rel=1e-4)
+    assert parts["eval_losses"] == pytest.approx(whole["eval_losses"], rel=1e-5)
 
 
 # ---- TRL
@@ -220,12 +187,12 @@ def test_a_step_of_qwens_depth_launches_at_most_5850_operations(tmp_path):
 def test_a_killed_run_ends_with_identical_weights_and_optimizer(kind, finished, tmp_path):
     folder, reference = finished(kind, "dropout")
     options = {"kind": kind, **DROPOUT}
-    killed = run(tmp_path, {**options, "kill_step": 12})
+    killed = run(tmp_path, **options, kill_step=12)
     assert killed.returncode == -signal.SIGKILL
-    (resumed,) = results(run(tmp_path, options, fresh=kind == "cpu"))
+    resumed = result(run(tmp_path, fresh=kind == "cpu", **options))
     assert resumed["train"]["resumed_from_step"] == options["save_steps"]
     assert resumed["losses"] == reference["losses"]
-    assert fingerprint(tmp_path, options) == fingerprint(folder, options)
+    assert fingerprint(tmp_path, options["steps"]) == fingerprint(folder, options["steps"])
 
 
 @pytest.mark.once
@@ -240,17 +207,17 @@ def test_the_best_adapter_is_loaded_at_the_end(finished):
 # ---- XLA
 
 
-@needs_xla
+@ON_XLA
 @pytest.mark.parametrize("method", METHODS)
 def test_eight_xla_devices_and_a_cpu_give_the_same_losses_in_fp32_and_nothing_compiles_late(method, finished):
     (_, on_cpu), (_, on_xla) = finished("cpu", method), finished("xla", method)
-    assert len(on_cpu["losses"]) == 20
-    assert relative(on_xla["losses"], on_cpu["losses"]) < 1e-4
-    assert relative(on_xla["eval_losses"], on_cpu["eval_losses"]) < 1e-4
+    assert len(on_cpu["losses"]) == 20 and on_cpu["eval_losses"]
+    assert on_xla["losses"] == pytest.approx(on_cpu["losses"], rel=1e-4)
+    assert on_xla["eval_losses"] == pytest.approx(on_cpu["eval_losses"], rel=1e-4)
     assert on_xla["xla"]["compiles_after_warmup"] == 0
 
 
-@needs_xla
+@ON_XLA
 def test_no_value_leaves_the_device_between_two_logs(finished):
     _, outcome = finished("xla", "dropout")
     transfers = outcome["transfers"]  # transfers and .item() calls so far, at the end of each step
@@ -261,20 +228,20 @@ def test_no_value_leaves_the_device_between_two_logs(finished):
     assert outcome["xla"]["compiles_after_warmup"] == 0
 
 
-@needs_xla
+@ON_XLA
 def test_bf16_autocast_with_checkpointing_moves_fp32_weights_at_a_small_learning_rate(finished):
     (_, on_cpu), (_, on_xla) = finished("cpu", "small rate"), finished("xla", "small rate")
     assert on_xla["dtypes"] == ["torch.float32"]
     # Norm weights are 1.0, where bf16 has steps of 0.0078: stored so, they could not have moved.
     norms = {name: moved for name, moved in on_xla["moved"].items() if "norm" in name}
     assert norms and all(1e-5 < moved < 1e-3 for moved in norms.values())
-    assert relative(on_xla["losses"], on_cpu["losses"]) < 1e-2
+    assert on_xla["losses"] == pytest.approx(on_cpu["losses"], rel=1e-2)
     assert on_xla["losses"] != on_cpu["losses"]  # bf16 beside fp32
 
 
-@needs_xla
+@ON_XLA
 def test_a_bf16_base_under_an_fp32_adapter_trains_with_checkpointing_as_on_a_cpu_without(finished):
     (_, on_cpu), (_, on_xla) = finished("cpu", "half base"), finished("xla", "half base")
-    assert on_xla["dtypes"] == on_cpu["dtypes"] == ["torch.bfloat16", "torch.float32"]
-    assert relative(on_xla["losses"], on_cpu["losses"]) < 1e-2
+    assert on_xla["dtypes"] == on_cpu["dtypes"] == ["torch.bfloat16", "torch.float32"] and on_cpu["losses"]
+    assert on_xla["losses"] == pytest.approx(on_cpu["losses"], rel=1e-2)
     assert all(moved > 0 for moved in on_xla["moved"].values())

@@ -20,7 +20,7 @@ def write(folder, **files):
     for name, text in files.items():
         path = folder / name.replace("__", ".")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text if isinstance(text, str) else "\n".join(map(json.dumps, text)), encoding="utf-8")
+        path.write_text(text if isinstance(text, str) else "\n".join(map(json.dumps, text)))
     return str(folder)
 
 

@@ -1,12 +1,7 @@
 """LeJEPATrainer on real, tiny runs: exact resume with the slices of SIGReg, parts of a batch, memory, and eight XLA devices."""
 
-from __future__ import annotations
-
-import hashlib
-import json
+import functools
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -17,45 +12,25 @@ from helpers.lejepa.data import Example
 from helpers.lejepa.loss import LeJEPALoss, views
 from helpers.lejepa.model import linear_head, principal_head
 from helpers.lejepa.training import pairs, train_head
-from helpers.machine import xla
-from helpers.run import checkpoint
 from helpers.train.sentence_encoder import preprocess_at_length
 from tests import harness
+from tests.harness import answers_on_xla, fingerprint, result
 from tests.lejepa_run import build_model, sentences
-from tests.test_resume import SLOW_ON_XLA
+from tests.test_resume import ON_XLA, SLOW_ON_XLA
 
 DRIVER = Path(__file__).parents[1] / "lejepa_run.py"
-ON_XLA = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 
 
-def run(output_dir: Path, fresh: bool = False, **options) -> subprocess.CompletedProcess:
-    return harness.run(DRIVER, output_dir, json.dumps(options), xla=options.get("kind") == "xla", fresh=fresh)
-
-
-def result(process: subprocess.CompletedProcess) -> dict:
-    assert process.returncode == 0, process.stderr[-3000:]
-    return json.JSONDecoder().raw_decode(process.stdout.split("RESULT ", 1)[1])[0]
-
-
-def fingerprint(output_dir: Path, step: int) -> dict[str, str]:
-    """Bytes of everything that training continues from."""
-    last = checkpoint.folder(output_dir, step)
-    assert checkpoint.damage(last) is None
-    names = ["model.safetensors", "2_Dense/model.safetensors", "optimizer.pt", "scheduler.pt"]
-    return {name: hashlib.sha256((last / name).read_bytes()).hexdigest() for name in names}
+run = functools.partial(harness.train, DRIVER)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Folder and results of runs by their options; each runs once."""
-    runs = {}
+    """Results of runs by their options; each runs once."""
 
-    def of(**options) -> tuple[Path, dict]:
-        key = tuple(sorted(options.items()))
-        if key not in runs:
-            folder = tmp_path_factory.mktemp("run")
-            runs[key] = folder, result(run(folder, **options))
-        return runs[key]
+    @functools.cache
+    def of(**options) -> dict:
+        return result(run(tmp_path_factory.mktemp("run"), **options))
 
     return of
 
@@ -99,7 +74,7 @@ def test_no_answer_is_twice_in_a_batch_and_all_questions_of_an_answer_come_as_of
 
 @pytest.mark.once
 def test_the_trainer_takes_the_rows_batch_by_batch_as_they_stand(finished):
-    _, outcome = finished(batch_size=4, steps=3)
+    outcome = finished(batch_size=4, steps=3)
     assert [text.removeprefix("query : ") for text in outcome["texts"]] == sentences(40, 0)[:12]
 
 
@@ -133,7 +108,7 @@ def test_batches_are_cut_at_a_length_that_all_have_on_xla(tmp_path):
 
 @pytest.mark.once
 def test_a_token_costs_six_operations_a_weight_of_the_encoder_and_columns_have_the_models_prompts(finished):
-    _, outcome = finished()
+    outcome = finished()
     layer = 4 * (32 * 32 + 32) + 2 * 32 * 64 + 64 + 32 + 4 * 32
     pooler, head = 32 * 32 + 32, 32 * 16 + 16
     assert outcome["flops_per_token"] == 6 * (2 * layer + pooler + head)
@@ -142,7 +117,7 @@ def test_a_token_costs_six_operations_a_weight_of_the_encoder_and_columns_have_t
 
 @pytest.mark.once
 def test_logs_hold_the_terms_of_which_the_loss_is_made(finished):
-    _, outcome = finished()
+    outcome = finished()
     logged = [entry for entry in outcome["history"] if "loss" in entry]
     assert len(logged) == 12
     for entry in logged:
@@ -151,8 +126,8 @@ def test_logs_hold_the_terms_of_which_the_loss_is_made(finished):
 
 @pytest.mark.once
 def test_a_plan_that_accumulates_trains_on_the_whole_batch_in_parts(finished):
-    _, whole = finished(dropout=0.0, batch_size=16, steps=4)
-    _, parts = finished(dropout=0.0, batch_size=4, accumulation=4, steps=4)
+    whole = finished(dropout=0.0, batch_size=16, steps=4)
+    parts = finished(dropout=0.0, batch_size=4, accumulation=4, steps=4)
     assert (whole["part"], parts["part"]) == (0, 4)
     assert {rows for rows, _ in parts["shapes"]} == {16}
     assert parts["losses"] == pytest.approx(whole["losses"], rel=1e-5)
@@ -160,8 +135,8 @@ def test_a_plan_that_accumulates_trains_on_the_whole_batch_in_parts(finished):
 
 @pytest.mark.once
 def test_out_of_memory_halves_the_part_and_keeps_the_batch(finished):
-    _, whole = finished(dropout=0.0, batch_size=16, steps=4)
-    _, shrunk = finished(dropout=0.0, batch_size=16, steps=4, fits=2)
+    whole = finished(dropout=0.0, batch_size=16, steps=4)
+    shrunk = finished(dropout=0.0, batch_size=16, steps=4, fits=2)
     assert shrunk["part"] == 2 and {rows for rows, _ in shrunk["shapes"]} == {16}
     plan = shrunk["plan"]
     assert (plan["per_device_batch_size"], plan["gradient_accumulation_steps"], plan["batch_size"]) == (2, 8, 16)
@@ -199,8 +174,8 @@ def test_a_stock_loss_resumes_exactly_too(tmp_path):
 @ON_XLA
 def test_eight_xla_devices_and_a_cpu_give_the_same_losses_and_no_value_leaves_a_device_between_logs(finished):
     options = {"steps": 12, "dropout": 0.0, "logging_steps": 4, "save_steps": 12, "accumulation": 2}
-    _, ours = finished(**options, kind="xla", lengths=(("text", 48), ("part", 32)))
-    _, reference = finished(**options)
+    ours = finished(**options, kind="xla", lengths=(("text", 48), ("part", 32)))
+    reference = finished(**options)
     assert ours["losses"] == pytest.approx(reference["losses"], rel=1e-4)
     assert ours["xla"]["compiles_after_warmup"] == ours["xla"]["host_syncs_per_step"] == 0
     assert ours["shapes"] == [[16, 32], [16, 48]]
@@ -212,15 +187,14 @@ def test_eight_xla_devices_and_a_cpu_give_the_same_losses_and_no_value_leaves_a_
 @ON_XLA
 def test_bf16_on_xla_stays_near_fp32_and_is_another_number(finished):
     options = {"steps": 4, "dropout": 0.0}
-    _, exact = finished(**options)
-    _, ours = finished(**options, kind="xla", precision="bf16")
+    exact = finished(**options)
+    ours = finished(**options, kind="xla", precision="bf16")
     assert ours["losses"] == pytest.approx(exact["losses"], rel=3e-2)
     assert ours["losses"] != exact["losses"]
 
 
 ENCODED = """
-import json, os, random, sys
-os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8")
+import json, random
 from helpers.machine import runtime, xla
 from helpers.train.sentence_encoder import encode, load_sentence_encoder
 machine = runtime.detect(True)
@@ -234,13 +208,11 @@ for count in (150, 150, 70):
     difference = float(abs(encode(model, texts[:count]) - on_cpu[:count]).max())
     after = xla.counters()
     seen.append([difference, *(after[name] - before[name] for name in ("compiles", "host_transfers", "item_calls"))])
-print("RESULT", json.dumps(seen))
+print("ANSWERS", json.dumps(seen))
 """
 
 
-@ON_XLA
 def test_texts_are_encoded_on_the_chip_in_four_lengths_that_compile_once():
-    process = subprocess.run([sys.executable, "-c", ENCODED], cwd=DRIVER.parents[1], capture_output=True, text=True)
-    (first, again, fewer) = result(process)
+    first, again, fewer = answers_on_xla(ENCODED)
     assert all(difference < 1e-5 for difference, *_ in (first, again, fewer))
     assert first[1] <= 4 and again[1:] == [0, 3, 0] and fewer[1:] == [0, 2, 0]

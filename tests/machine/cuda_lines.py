@@ -1,7 +1,5 @@
 """The lines of helpers that only a CUDA GPU runs, and which of them a process has run."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import sys
@@ -16,7 +14,7 @@ def only_on_cuda() -> dict[Place, str]:
     """The first line of each such statement: in `if` of something that is named after CUDA, with `torch.cuda`, in CudaEngine."""
     found = {}
     for path in sorted(HELPERS.rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text()
         name, lines = str(path.relative_to(HELPERS)), text.splitlines()
         for statement in _statements(ast.parse(text), on_cuda=False):
             found[name, statement.lineno] = lines[statement.lineno - 1].strip()

@@ -10,8 +10,6 @@ show: a tensor that was left on the wrong device, speed, and memory. `out_of_mem
 the CPU raises as it would on the card. There is no backward pass: torch's autograd engine asks the driver for a device.
 """
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 
@@ -180,7 +178,7 @@ class _Event:
     def record(self) -> None:
         self.moment = time.perf_counter()
 
-    def elapsed_time(self, end: _Event) -> float:
+    def elapsed_time(self, end: "_Event") -> float:
         """Milliseconds."""
         return 1e3 * (end.moment - self.moment)
 

@@ -3,15 +3,12 @@
 python tests/machine/room_trainers.py OUTPUT_DIR '{"room": "legal", "card": "T4", ...}'  prints one line of JSON at the end.
 """
 
-from __future__ import annotations
-
-import json
-import os
-import signal
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests import driver
 
 DEFAULTS = {
     "room": "reservoir",  # a key of ROOMS
@@ -152,7 +149,6 @@ ROOMS = {each.__name__: each for each in (reservoir, lejepa, legal, graphmer, tu
 def disturb(trainer, options: dict) -> None:
     """Kills, infinite gradients and a memory that runs out, as the options say."""
     import torch
-    import transformers
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     from tests.machine.cuda_stand_in import out_of_memory
@@ -169,14 +165,9 @@ def disturb(trainer, options: dict) -> None:
         infinite = trainer.state.global_step + 1 in options["overflows"]
         return torch.full_like(gradient, float("inf")) if infinite else gradient
 
-    class Kill(transformers.TrainerCallback):
-        def on_pre_optimizer_step(self, args, state, control, **kwargs):
-            if options["kill_step"] == state.global_step + 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-
     next(weight for weight in trainer.trained_module().parameters() if weight.requires_grad).register_hook(on_gradient)
     register_optimizer_step_pre_hook(lambda *_: run_out("update"))
-    trainer.add_callback(Kill())
+    driver.watch(trainer, options["kill_step"])
 
 
 def graph_counter(graphs: list[tuple[str, int, int]]):
@@ -299,7 +290,6 @@ def main(output_dir: str, options: dict) -> dict:
     graphs = []
     trainer.add_callback(graph_counter(graphs))
     trainer.train()
-    history = trainer.state.log_history
     return {
         **trainer.results(),
         "lines": sorted(lines),
@@ -307,13 +297,11 @@ def main(output_dir: str, options: dict) -> dict:
         "launches": {"planned": launches, "steps": counts},
         "names": sorted(trainer.model.state_dict()),
         "device": str(trainer.args.device),
-        "losses": [entry["loss"] for entry in history if "loss" in entry],
-        "eval_losses": [entry["eval_loss"] for entry in history if "eval_loss" in entry],
-        "rates": [entry["learning_rate"] for entry in history if "learning_rate" in entry],
+        "losses": driver.logged(trainer, "loss"),
+        "eval_losses": driver.logged(trainer, "eval_loss"),
+        "rates": driver.logged(trainer, "learning_rate"),
     }
 
 
 if __name__ == "__main__":
-    unknown = set(json.loads(sys.argv[2])) - set(DEFAULTS)
-    assert not unknown, unknown
-    print("RESULT " + json.dumps(main(sys.argv[1], {**DEFAULTS, **json.loads(sys.argv[2])})))
+    driver.serve(main, DEFAULTS)

@@ -1,23 +1,19 @@
 """What a CUDA card can do decides, not that it is one: precision, TF32, attention, kernels. The CPU stands in a card's place."""
 
-from __future__ import annotations
-
-import json
+import functools
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers.machine import attention, runtime
 from helpers.machine.engine import CudaEngine
-from helpers.run import checkpoint
 from tests import harness
 from tests.machine import cuda_lines
+from tests.test_attention import llama
 from tests.test_resume import result
 
 pytestmark = pytest.mark.once
@@ -39,7 +35,7 @@ def test_a_card_with_kernels_of_its_generation_or_newer_than_the_wheel_is_taken(
 
 def test_detection_refuses_a_p100_before_its_first_kernel():
     code = "from tests.machine.cuda_stand_in import pretend; pretend('P100')\nfrom helpers.machine import runtime; runtime.detect(False)"
-    refused = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    refused = harness.python("-c", code)
     assert refused.returncode == 1 and "has no kernels for it" in refused.stderr.splitlines()[-1]
 
 
@@ -69,12 +65,6 @@ def test_a_gpu_computes_with_kernels_that_repeat_themselves_and_without_those_bu
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
-def llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)).eval()
-
-
 @pytest.mark.parametrize("padded", [False, True])
 def test_repeated_heads_give_the_logits_of_grouped_ones(padded):
     ids, mask = torch.randint(0, 50, (2, 9)), torch.ones(2, 9, dtype=torch.long)
@@ -90,11 +80,10 @@ def test_repeated_heads_give_the_logits_of_grouped_ones(padded):
 def test_a_model_with_grouped_heads_gets_the_attention_that_its_card_has_a_fused_kernel_for(card, kernel):
     code = (
         f"from tests.machine.cuda_stand_in import pretend; pretend({card!r})\n"
-        "from helpers.machine import runtime\nfrom tests.machine.test_cards import llama\n"
+        "from helpers.machine import runtime\nfrom tests.test_attention import llama\n"
         "model = llama(); runtime.detect(False).engine.prepare(model, model)\nprint(model.config._attn_implementation)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == kernel
+    assert harness.printed("-c", code).splitlines()[-1] == kernel
 
 
 # ---- the trainers of all notebooks
@@ -118,29 +107,22 @@ STEPS = dict.fromkeys(ROOMS, 4) | {"graphmer": 8}  # whose loss scale falls four
 def trained(folder: Path, room: str, **options) -> subprocess.CompletedProcess:
     folder.mkdir(parents=True, exist_ok=True)
     asked = {"room": room, "precision": "auto", "steps": STEPS[room], **options}
-    return harness.run(DRIVER, folder / "out", json.dumps(asked))
+    return harness.train(DRIVER, folder / "out", **asked)
 
 
-def written(folder: Path, room: str) -> dict[str, bytes]:
-    """What training would continue from after its last step: weights, optimizer, schedule, loss scale."""
-    last = checkpoint.folder(folder / "out", STEPS[room])
-    assert checkpoint.damage(last) is None
-    states = [last / f"{name}.pt" for name in ("optimizer", "scheduler", "scaler")]
-    files = [*last.rglob("*.safetensors"), *(path for path in states if path.exists())]
-    return {str(path.relative_to(last)): path.read_bytes() for path in files}
+def written(folder: Path, room: str) -> dict[str, str]:
+    return harness.fingerprint(folder / "out", STEPS[room])
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """(folder, results) of each trainer on each card: four steps; in fp16 a gradient of the second is infinite."""
-    runs = {}
 
+    @functools.cache
     def of(room: str, card: str) -> tuple[Path, dict]:
-        if (room, card) not in runs:
-            folder = tmp_path_factory.mktemp(f"{room}-{card}")
-            options = {"card": card, "overflows": [2], "watched": True} if HALF[card] == "fp16" else {"card": card}
-            runs[room, card] = folder, result(trained(folder, room, **options))
-        return runs[room, card]
+        folder = tmp_path_factory.mktemp(f"{room}-{card}")
+        options = {"overflows": [2], "watched": True} if HALF[card] == "fp16" else {}
+        return folder, result(trained(folder, room, card=card, **options))
 
     return of
 
@@ -221,37 +203,27 @@ print("RESULT " + json.dumps({
     "rungs": {rung.name: rung.why_not for rung in ladder.rungs(task)}, "advice": watch.advice(), "shared": shared, "lines": sorted(lines),
 }))
 """
-CARDS = {  # precision, whether TF32, a word of the name
-    "P100": ("fp16", False, "P100"),
-    "V100": ("fp16", False, "V100"),
-    "T4": ("fp16", False, "T4"),
-    "A100": ("bf16", True, "A100"),
-    "L4": ("bf16", True, "L4"),
-    "H100": ("bf16", True, "H100"),
+CARDS = {  # precision; TF32 came with bf16
+    **dict.fromkeys(("P100", "V100", "T4"), "fp16"),
+    **dict.fromkeys(("A100", "L4", "H100"), "bf16"),
 }
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory):
-    found = {}
-
-    def of(card: str, count: int = 1) -> dict:
-        if (card, count) not in found:
-            found[card, count] = result(harness.run("-c", ANSWERS, card, count))
-        return found[card, count]
-
-    return of
+def answers():
+    return functools.cache(lambda card, count=1: result(harness.run("-c", ANSWERS, card, count)))
 
 
 @pytest.mark.parametrize("card", [pytest.param(each, marks=[] if each in HALF else [SLOW]) for each in CARDS])
 def test_runtime_plan_arguments_and_ladder_answer_for_every_card(card, answers):
-    precision, tf32, name = CARDS[card]
-    found = answers(card)
-    assert f"{name}" in found["report"] and f"precision  {precision}" in found["report"]
+    precision, found = CARDS[card], answers(card)
+    assert card in found["report"] and f"precision  {precision}" in found["report"]
     assert found["plan"]["precision"] == precision and found[precision] is True
     assert found["fused"] == "adamw_torch_fused"
     rungs = found["rungs"]
-    assert precision in rungs and (rungs["TF32"] == "") is tf32 and rungs["fused AdamW"] == ""
+    assert list(rungs)[:5] == ["length-grouped batches", "padding to multiples of 8", "TF32", precision, "fused AdamW"]
+    assert (rungs["TF32"] == "") is (precision == "bf16") and rungs["fused AdamW"] == ""
+    assert "loader workers, pinned memory" in rungs
     assert found["advice"].startswith("Utilisation was 50%")
 
 

@@ -3,9 +3,6 @@
 `aot_eager` traces and differentiates as inductor does and runs torch's own kernels. What inductor itself writes needs a C++ compiler here.
 """
 
-from __future__ import annotations
-
-import json
 import re
 import shutil
 import signal
@@ -81,8 +78,7 @@ def test_the_plan_of_a_long_run_compiles_and_its_forecast_knows(notebook):
 def trained(folder: Path, room_name: str, *, fresh: bool = False, **options):
     """fresh: in an interpreter of its own, which reads the environment when torch is imported."""
     folder.mkdir(parents=True, exist_ok=True)
-    asked = {"room": room_name, "steps": STEPS, **options}
-    return harness.run(DRIVER, folder / "out", json.dumps(asked), fresh=fresh)
+    return harness.train(DRIVER, folder / "out", fresh, **{"room": room_name, "steps": STEPS} | options)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Each trainer's model on fake tensors of a CUDA card, which tell a tensor that was left on the CPU: `make cuda`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -11,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.harness import result
 from tests.machine.test_cards import DRIVER, HALF, ROOMS, ROOT
-from tests.test_resume import result
 
 PYTHON = Path(sys.executable) if torch.version.cuda else ROOT / ".venv-cuda/bin/python"
 pytestmark = [

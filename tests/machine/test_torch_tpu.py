@@ -1,22 +1,16 @@
 """Training on TorchTPU's device `tpu`, which XLA's CPU stands in for: `make test-torchtpu`, with tests/requirements-torchtpu.txt."""
 
-from __future__ import annotations
-
-import json
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from helpers.machine import runtime, torch_tpu
-from helpers.run import checkpoint
 from tests import harness
-from tests.test_resume import result
+from tests.harness import fingerprint, result
 
-ROOT = Path(__file__).resolve().parents[2]
 here = pytest.mark.skipif(not torch_tpu.installed(), reason="torch_tpu is not installed: run `make test-torchtpu`")
 ROOMS = ("reservoir", "lejepa", "legal", "graphmer", "tuning")
 DRIVER = Path(__file__).with_name("room_trainers.py")
@@ -47,7 +41,7 @@ def test_accelerate_does_not_know_the_device_by_itself():
         "assert torch_tpu.teach_accelerate(), 'accelerate knows tpu now: teach_accelerate can go'; "
         "assert not torch_tpu.teach_accelerate()"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    harness.printed("-c", code)
 
 
 @here
@@ -56,22 +50,14 @@ def test_several_chips_are_refused_with_torch_xla_as_the_way():
         "from tests.machine import tpu_stand_in; tpu_stand_in.load(chips=4); "
         "from helpers.machine import runtime; runtime.detect(True)"
     )
-    refused = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    refused = harness.python("-c", code)
     expected = r"ValueError: use_tpu=True: .*for all chips of a TPU install torch_xla \(4 chips are there\)"
     assert refused.returncode == 1 and re.match(expected, refused.stderr.splitlines()[-1])
 
 
 def trained(folder: Path, room: str, **options) -> subprocess.CompletedProcess:
-    folder.mkdir()
-    return harness.run(DRIVER, folder / "out", json.dumps({"room": room, **options}))
-
-
-def written(folder: Path) -> dict[str, bytes]:
-    """What training would continue from after the last step."""
-    last = checkpoint.folder(folder / "out", 4)
-    assert checkpoint.damage(last) is None
-    files = [*last.rglob("*.safetensors"), last / "optimizer.pt"]
-    return {str(path.relative_to(last)): path.read_bytes() for path in files}
+    folder.mkdir(exist_ok=True)
+    return harness.train(DRIVER, folder / "out", room=room, **options)
 
 
 @here
@@ -89,7 +75,7 @@ def test_a_killed_trainer_ends_with_identical_weights_with_dropout(room, tmp_pat
     whole = result(trained(tmp_path / "whole", room, kind="tpu"))
     killed = trained(tmp_path / "killed", room, kind="tpu", kill_step=4)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-    resumed = result(harness.run(DRIVER, tmp_path / "killed/out", json.dumps({"room": room, "kind": "tpu"})))
+    resumed = result(trained(tmp_path / "killed", room, kind="tpu"))
     assert resumed["train"]["resumed_from_step"] == 2
     assert resumed["losses"] == whole["losses"]
-    assert written(tmp_path / "killed") == written(tmp_path / "whole")
+    assert fingerprint(tmp_path / "killed/out", 4) == fingerprint(tmp_path / "whole/out", 4)

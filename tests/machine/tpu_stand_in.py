@@ -7,8 +7,6 @@ core (fused attention), and has no `torch.compile`. The first two are written ou
 release, which is why the requirements pin it.
 """
 
-from __future__ import annotations
-
 import os
 import sysconfig
 from pathlib import Path

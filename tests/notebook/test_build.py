@@ -20,6 +20,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.harness import ROOT, printed, python
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "notebooks"))
 
 import build
@@ -29,7 +31,6 @@ from helpers.notebook.order import METHOD
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[2]
 REPORT_SOURCE = ROOT / "notebooks" / "source" / "runtime_report.py"  # which runs the others, and has no room
 SOURCES = sorted({*(ROOT / "notebooks" / "source").glob("*.py")} - {REPORT_SOURCE})
 TINY = """\
@@ -70,18 +71,13 @@ REPORT = "import json, helpers; print(json.dumps([helpers.__file__, hasattr(help
 def tiny(tmp_path):
     source = tmp_path / "source" / "tiny.py"
     source.parent.mkdir()
-    source.write_text(TINY, encoding="utf-8")
+    source.write_text(TINY)
     return source
 
 
 def command_line(*arguments: object, cwd: Path = ROOT, hash_seed: int = 0) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "notebooks" / "build.py"), *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
-        capture_output=True,
-        text=True,
-    )
+    environment = os.environ | {"PYTHONHASHSEED": str(hash_seed)}
+    return python(ROOT / "notebooks" / "build.py", *arguments, cwd=cwd, env=environment)
 
 
 # ---- the notebooks ----
@@ -138,7 +134,7 @@ def test_twins_differ_in_tagged_cells_and_marked_lines_alone(tiny):
 )
 def test_a_source_that_is_not_understood_is_an_error(tiny, old, new, message):
     assert old in TINY
-    tiny.write_text(TINY.replace(old, new), encoding="utf-8")
+    tiny.write_text(TINY.replace(old, new))
     with pytest.raises(ValueError, match=re.escape(message)):
         build.twin_cells(tiny, "gpu")
 
@@ -164,10 +160,13 @@ def test_check_passes_on_what_was_built_and_names_each_notebook_that_differs(tin
 # ---- the payload ----
 
 
+def setup_of(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    return next(cell for cell in notebook.cells if "setup" in cell.metadata.get("tags", []))
+
+
 def carried(notebook: nbformat.NotebookNode) -> dict[str, bytes]:
     """Files of a notebook's payload."""
-    setup = next(cell.source for cell in notebook.cells if "setup" in cell.metadata.get("tags", []))
-    constants = dict(re.findall(r'^(SHA256|PAYLOAD) = "(.+)"$', setup, re.MULTILINE))
+    constants = dict(re.findall(r'^(SHA256|PAYLOAD) = "(.+)"$', setup_of(notebook).source, re.MULTILINE))
     packed = decompress(b85decode(constants["PAYLOAD"]))
     assert constants["SHA256"] == hashlib.sha256(packed).hexdigest()
     files = (file.split(b"\n", 1) for file in packed.split(b"\0"))
@@ -192,7 +191,7 @@ def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
     for path in (ROOT / "helpers").rglob("*.py"):
         stripped = tmp_path / path.relative_to(ROOT)
         stripped.parent.mkdir(parents=True, exist_ok=True)
-        stripped.write_text(without_what_never_runs(path.read_bytes()), encoding="utf-8")
+        stripped.write_text(without_what_never_runs(path.read_bytes()))
     code = [
         cell.source
         for cell in notebook.cells
@@ -201,7 +200,6 @@ def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import helpers.notebook.unpacking, helpers.notebook.setup, helpers.notebook.order\n" + "\n".join(code),
-        encoding="utf-8",
     )
     finder = modulefinder.ModuleFinder(path=[str(tmp_path)])
     finder.run_script(str(script))
@@ -211,8 +209,9 @@ def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
         if name.partition(".")[0] == "helpers"
     }
     files = set(carried(notebook))
-    setup = next(cell.source for cell in notebook.cells if "setup" in cell.metadata.get("tags", []))
-    shown = set(json.loads(re.search(r"^SHOWN = (.+)$", setup, re.MULTILINE)[1]))  # the method, in a cell of its own
+    shown = set(
+        json.loads(re.search(r"^SHOWN = (.+)$", setup_of(notebook).source, re.MULTILINE)[1])
+    )  # the method, in a cell of its own
     assert len(shown) == 1 and not shown & files
     assert {name for name in files if name.endswith(".py")} | shown == found
     for name in files - found:  # data, or their folder, lie beside a module that names them
@@ -281,7 +280,7 @@ def brought(names: tuple[str, ...]) -> set[str]:
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_the_setup_cell_installs_what_the_notebook_imports(source):
     """On a machine that has nothing: scikit-learn, say, is in no requirements file of ours, and comes with another package."""
-    names = re.search(r"^# requirements: (.+)$", source.read_text(encoding="utf-8"), re.MULTILINE)[1].split()
+    names = re.search(r"^# requirements: (.+)$", source.read_text(), re.MULTILINE)[1].split()
     modules = packages_distributions()
     cells = [cell.source for cell in build.twin_cells(source, "gpu") if cell.cell_type == "code"]
     cells = [cell.removeprefix(f"%%writefile {METHOD}\n") for cell in cells]
@@ -335,7 +334,7 @@ class Machine:
         self.cwd.mkdir()
         self.temp.mkdir()
         self.cell = folder / "cell.txt"
-        self.cell.write_text(cell, encoding="utf-8")
+        self.cell.write_text(cell)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -345,13 +344,13 @@ class Machine:
     def run(self, *lines: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
         """Run a script in which `setup()` runs the cell, as plain exec does: with no `__name__`."""
         script = f"def setup():\n    exec(open({str(self.cell)!r}, encoding='utf-8').read(), {{}})\n"
-        return subprocess.run(
-            [sys.executable, "-c", script + "\n".join(lines)],
-            cwd=cwd or self.cwd,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-        )
+        return python("-c", script + "\n".join(lines), cwd=cwd or self.cwd, env=self.environment)
+
+    def printed(self, *lines: str, **options) -> list[str]:
+        """Lines that such a script printed. Fails the test with its messages if it fails."""
+        finished = self.run(*lines, **options)
+        assert finished.returncode == 0, finished.stderr
+        return finished.stdout.splitlines()
 
     def unpacked(self) -> list[Path]:
         return list(self.temp.glob("**/helpers-*"))
@@ -364,74 +363,67 @@ def machine(tiny, tmp_path):
 
 def write_stranger(folder: Path) -> None:
     (folder / "helpers" / "notebook").mkdir(parents=True)
-    (folder / "helpers" / "__init__.py").write_text("stranger = True\n", encoding="utf-8")
+    (folder / "helpers" / "__init__.py").write_text("stranger = True\n")
     for name in ("setup.py", "unpacking.py"):
-        (folder / "helpers" / "notebook" / name).write_text("stranger = True\n", encoding="utf-8")
+        (folder / "helpers" / "notebook" / name).write_text("stranger = True\n")
 
 
 def test_setup_cell_alone_in_an_empty_folder_imports_the_payload_and_kernels_share_it(machine):
-    finished = machine.run("setup()", REPORT)
-    assert finished.returncode == 0, finished.stderr
-    file, _ = json.loads(finished.stdout.splitlines()[-1])
+    first, *_, report = machine.printed("setup()", REPORT)
+    file, _ = json.loads(report)
     (unpacked,) = machine.unpacked()
     assert Path(file) == unpacked / "helpers" / "__init__.py"
     for path in unpacked.rglob("*.py"):
         assert path.read_bytes() == (ROOT / path.relative_to(unpacked)).read_bytes()
     assert list(machine.cwd.iterdir()) == []
-    printed = finished.stdout.splitlines()[0]
-    assert re.fullmatch(rf"helpers \S+, payload [0-9a-f]{{12}}: the code .* is in {unpacked / 'helpers'}", printed)
+    assert re.fullmatch(rf"helpers \S+, payload [0-9a-f]{{12}}: the code .* is in {unpacked / 'helpers'}", first)
 
-    assert machine.run("setup()").returncode == 0
+    machine.printed("setup()")
     assert machine.unpacked() == [unpacked]
-    (unpacked / "helpers" / "parameters.py").write_text("stranger = True\n", encoding="utf-8")
-    finished = machine.run("setup()", "import helpers.parameters as p; print(hasattr(p, 'stranger'), p.__file__)")
-    assert finished.returncode == 0, finished.stderr
-    stranger, file = finished.stdout.splitlines()[-1].split()
+    (unpacked / "helpers" / "parameters.py").write_text("stranger = True\n")
+    *_, last = machine.printed("setup()", "import helpers.parameters as p; print(hasattr(p, 'stranger'), p.__file__)")
+    stranger, file = last.split()
     assert stranger == "False" and not Path(file).is_relative_to(unpacked)
 
 
 def test_setup_cell_wins_over_helpers_of_another_version_that_are_imported_already(machine):
     write_stranger(machine.cwd)
     after = "import helpers.notebook.setup; helpers.notebook.setup.install('')"
-    finished = machine.run("import helpers.notebook.setup", "setup()", REPORT, after)
-    assert finished.returncode == 0, finished.stderr
-    file, is_stranger = json.loads(finished.stdout.splitlines()[-1])
+    lines = machine.printed("import helpers.notebook.setup", "setup()", REPORT, after)
+    file, is_stranger = json.loads(lines[-1])
     assert Path(file).parents[1] in machine.unpacked()
     assert not is_stranger
-    assert f"{machine.cwd / 'helpers'} is another version and is not used" in finished.stdout
+    assert f"{machine.cwd / 'helpers'} is another version and is not used" in "\n".join(lines)
 
 
 def test_setup_cell_prefers_a_checkout_unless_it_differs_in_one_byte(machine, tmp_path):
     checkout = tmp_path / "checkout"
     shutil.copytree(ROOT / "helpers", checkout / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
     (checkout / "notebooks" / "source").mkdir(parents=True)
-    finished = machine.run("setup()", REPORT, cwd=checkout / "notebooks" / "source")
-    assert finished.returncode == 0, finished.stderr
-    assert Path(json.loads(finished.stdout.splitlines()[-1])[0]) == checkout / "helpers" / "__init__.py"
+    *_, report = machine.printed("setup()", REPORT, cwd=checkout / "notebooks" / "source")
+    assert Path(json.loads(report)[0]) == checkout / "helpers" / "__init__.py"
     assert machine.unpacked() == []
 
     with (checkout / "helpers" / "notebook" / "setup.py").open("ab") as file:
         file.write(b"\n")
-    finished = machine.run("setup()", REPORT, cwd=checkout)
-    assert finished.returncode == 0, finished.stderr
-    assert Path(json.loads(finished.stdout.splitlines()[-1])[0]).parents[1] in machine.unpacked()
-    assert "not used (in a checkout: make notebooks)" in finished.stdout
+    *others, report = machine.printed("setup()", REPORT, cwd=checkout)
+    assert Path(json.loads(report)[0]).parents[1] in machine.unpacked()
+    assert "not used (in a checkout: make notebooks)" in "\n".join(others)
 
 
 def test_another_notebooks_helpers_in_the_same_kernel_are_dropped(machine):
     edit = "import helpers, pathlib; old = helpers; pathlib.Path(helpers.__file__).write_text('')"
-    finished = machine.run("setup()", edit, "setup()", "import helpers; assert helpers is not old")
-    assert finished.returncode == 0, finished.stderr
+    machine.printed("setup()", edit, "setup()", "import helpers; assert helpers is not old")
     assert len(machine.unpacked()) == 2
 
 
 @pytest.mark.parametrize("damage", ["truncated", "other content"])
 def test_setup_cell_refuses_a_damaged_payload(machine, damage):
-    cell = machine.cell.read_text(encoding="utf-8")
+    cell = machine.cell.read_text()
     good = re.search(r'^PAYLOAD = "(.+)"$', cell, re.MULTILINE).group(1)
     other = build.payload({"helpers/__init__.py": b"stranger = True\n"})
     bad = good[: len(good) // 2] if damage == "truncated" else other
-    machine.cell.write_text(cell.replace(good, bad), encoding="utf-8")
+    machine.cell.write_text(cell.replace(good, bad))
     finished = machine.run("setup()")
     assert finished.returncode == 1
     assert finished.stderr.splitlines()[-1].startswith("RuntimeError: The payload is damaged")
@@ -440,18 +432,13 @@ def test_setup_cell_refuses_a_damaged_payload(machine, damage):
 
 def test_a_built_notebook_runs_alone_in_a_kernel(tiny, machine):
     """papermill with a parameter, one .ipynb in an empty folder, no PYTHONPATH: what an upload to Colab gives."""
-    notebook = machine.cwd / "tiny.ipynb"
-    notebook.write_bytes(build.render(tiny.parent)["tiny.ipynb"])
-    command = (
-        f"-m papermill --start-timeout 600 --no-progress-bar {notebook.name} executed.ipynb -p use_tpu True".split()
-    )
-    finished = subprocess.run(
-        [sys.executable, *command], cwd=machine.cwd, env=machine.environment, capture_output=True, text=True
-    )
-    assert finished.returncode == 0, finished.stderr[-2000:]
+    (machine.cwd / "tiny.ipynb").write_bytes(build.render(tiny.parent)["tiny.ipynb"])
+    command = "-m papermill --start-timeout 600 --no-progress-bar tiny.ipynb executed.ipynb -p use_tpu True"
+    printed(*command.split(), cwd=machine.cwd, env=machine.environment)
     executed = nbformat.read(machine.cwd / "executed.ipynb", as_version=4)
-    setup = next(cell for cell in executed.cells if "setup" in cell.metadata.get("tags", []))
-    assert {output.output_type for output in setup.outputs} == {"stream"}  # no value of a last line is displayed
-    printed = executed.cells[-1].outputs[0].text
+    assert {output.output_type for output in setup_of(executed).outputs} == {
+        "stream"
+    }  # no value of a last line is displayed
+    text = executed.cells[-1].outputs[0].text
     (unpacked,) = machine.unpacked()
-    assert printed == f"{unpacked / 'helpers' / '__init__.py'} True\n"
+    assert text == f"{unpacked / 'helpers' / '__init__.py'} True\n"

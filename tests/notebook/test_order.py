@@ -1,13 +1,9 @@
 """The cells of a notebook in any order, in one live kernel: what is saved was made by the settings beside it, or a cell is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,10 +11,9 @@ from jupyter_client.manager import run_kernel
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
-from helpers.machine import xla
 from helpers.notebook import method
 from helpers.notebook.order import METHOD
-from tests.harness import ROOT, START
+from tests.harness import ROOT, START, printed
 
 from .test_notebooks import TINY
 
@@ -45,18 +40,8 @@ class Stop(transformers.TrainerCallback):
 def notebooks(tmp_path_factory) -> Path:
     """The notebooks as this checkout builds them."""
     folder = tmp_path_factory.mktemp("notebooks")
-    subprocess.run([sys.executable, "notebooks/build.py", "--out", str(folder)], cwd=ROOT, check=True)
+    printed("notebooks/build.py", "--out", folder)
     return folder
-
-
-@pytest.fixture
-def alone(tmp_path, monkeypatch) -> Path:
-    """An empty folder far from the checkout, with a cache of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    return tmp_path
 
 
 class Live:
@@ -99,10 +84,10 @@ class Live:
 def described(folder: str | Path) -> dict:
     """Results of a run. Asserts that they describe what its folder says was trained."""
     folder = Path(folder)
-    results, run = (json.loads((folder / name).read_text(encoding="utf-8")) for name in ("results.json", "run.json"))
+    results, run = (json.loads((folder / name).read_text()) for name in ("results.json", "run.json"))
     assert {name: results["parameters"][name] for name in run["parameters"]} == run["parameters"]
     assert results["code"]["method"]["sha256"] in run["method"].values()
-    text = (folder / results["code"]["method"]["file"]).read_text(encoding="utf-8")
+    text = (folder / results["code"]["method"]["file"]).read_text()
     assert method.digest(text) == results["code"]["method"]["sha256"]
     return results
 
@@ -151,10 +136,10 @@ def test_cells_in_any_order_of_one_kernel_save_what_was_trained_or_are_refused(n
         (folder,) = alone.glob("out-edited-*")
         results, edited = saved(folder)
         assert results["code"]["method"]["edited"] and edited != weights
-        assert EDITED in (folder / "model/model.py").read_text(encoding="utf-8")  # what loads it elsewhere
+        assert EDITED in (folder / "model/model.py").read_text()  # what loads it elsewhere
         # Neither a second notebook with the same payload nor the checkout sees the edit.
-        assert not [*(alone / "home" / ".cache").rglob("model.py")]
-        assert EDITED not in (ROOT / SHOWN).read_text(encoding="utf-8")
+        assert not [*(alone.parent / "home" / ".cache").rglob("model.py")]
+        assert EDITED not in (ROOT / SHOWN).read_text()
 
 
 HOUR_PASSED = """
@@ -211,14 +196,11 @@ ORDER_CASES = [
 
 @pytest.mark.parametrize(("name", "number"), ORDER_CASES)
 def test_in_a_random_order_results_describe_what_was_trained_or_cells_are_named(
-    notebooks, alone, monkeypatch, name, number
+    notebooks, alone, request, name, number
 ):
     values, line, edited, end = ORDERS[name.removesuffix("_tpu")]
     if name.endswith("_tpu"):
-        if not xla.installed():
-            pytest.skip("torch_xla is not installed")
-        monkeypatch.setenv("PJRT_DEVICE", "CPU")
-        monkeypatch.setenv("CPU_NUM_DEVICES", "8")
+        request.getfixturevalue("eight_devices")
         values = {**values, "precision": "fp32"}  # a CPU emulates bf16 for XLA
     draw, results, history = random.Random(number), {}, []
     with run_kernel(startup_timeout=START) as kernel:

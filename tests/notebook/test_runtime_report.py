@@ -1,7 +1,5 @@
 """The report of a machine, as someone with a card runs it: alone in an empty folder, here on the CPU with samples."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -25,7 +23,7 @@ def test_the_report_runs_the_notebooks_kills_and_resumes_one_and_leaves_the_rows
     Path("runtime_report.ipynb").write_bytes(build.written(build.notebook(source, "gpu")))
     parameters = {"parts": ", ".join(PARTS), "minutes": 30.0}
     papermill.execute_notebook("runtime_report.ipynb", "executed.ipynb", parameters, progress_bar=False)
-    report = json.loads(Path("runtime_report.json").read_text(encoding="utf-8"))
+    report = json.loads(Path("runtime_report.json").read_text())
     assert report["small"] and report["parts"].keys() == {*PARTS}
     for name in PARTS[:2]:
         part = report["parts"][name]

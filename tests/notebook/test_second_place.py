@@ -1,7 +1,5 @@
 """A whole notebook in a Colab runtime that is taken away with its disk: a new one goes on from the Drive and ends with the same weights."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

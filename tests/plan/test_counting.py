@@ -1,7 +1,5 @@
 """helpers.plan.counting: the step on fake tensors against real steps, torch's own counters and hand arithmetic."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import replace
 

@@ -3,20 +3,18 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.once, pytest.mark.slow]
+from tests.harness import ROOT, printed, python
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.once, pytest.mark.slow]
 
 
 def measured(output: Path, *arguments: str) -> tuple[subprocess.CompletedProcess, dict]:
     """The command, and the file that it wrote."""
-    command = [sys.executable, "benchmarks/gpu.py", "--device", "cpu", "--small", "--output", output, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    done = python("benchmarks/gpu.py", "--device", "cpu", "--small", "--output", output, *arguments)
     return done, json.loads(output.read_text()) if output.exists() else {}
 
 
@@ -46,12 +44,10 @@ COMMAND = "import runpy; sys.argv[0] = 'benchmarks/gpu.py'; runpy.run_path(sys.a
 def test_on_a_t4_a_notebook_trains_in_fp16_and_has_its_mfu_and_memory_beside_the_forecast(name, tmp_path):
     startup = tmp_path / "ipython/profile_default/startup/card.py"
     startup.parent.mkdir(parents=True)
-    startup.write_text(PRETEND, encoding="utf-8")
+    startup.write_text(PRETEND)
     output = tmp_path / "gpu.json"
-    command = [sys.executable, "-c", PRETEND + COMMAND, "--small", "--output", output, "--only", name]
     environment = os.environ | {"IPYTHONDIR": str(tmp_path / "ipython")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed("-c", PRETEND + COMMAND, "--small", "--output", output, "--only", name, env=environment)
     found = json.loads(output.read_text())
     part = found["parts"][name]
     assert found["machine"]["device"] == "Tesla T4" and part["status"] == "done", part

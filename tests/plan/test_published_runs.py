@@ -4,24 +4,23 @@ import importlib.util
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from helpers.plan import forecast
 from helpers.plan.forecast import ALLOCATED, SIZES
+from tests.harness import ROOT
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # where `report` is
 SPEC = importlib.util.spec_from_file_location("public_runs", ROOT / "benchmarks/public_runs.py")
 public_runs = importlib.util.module_from_spec(SPEC)
 sys.modules["public_runs"] = public_runs
 SPEC.loader.exec_module(public_runs)
 
-FOUND = json.loads(public_runs.RUNS.read_text(encoding="utf-8"))
+FOUND = json.loads(public_runs.RUNS.read_text())
 RUNS = public_runs.load()
 RATES = {
     *("seconds_per_step", "samples_per_second", "tokens_per_second", "tokens_per_second_a_device"),
@@ -97,7 +96,7 @@ def test_the_rule_of_the_centre_is_chosen_where_a_choosing_source_is_left_out_an
 def test_nine_tenths_of_what_chose_nothing_lie_in_an_interval_of_a_factor_of_three_and_a_half():
     found = public_runs.tested(RUNS)
     assert sum(found["inside"].values()) >= 0.9 * sum(found["of"].values()) and found["width"] <= 3.5
-    stored = json.loads(public_runs.FIT.read_text(encoding="utf-8"))
+    stored = json.loads(public_runs.FIT.read_text())
     assert (stored["tested"], stored["planner"]) == (found, public_runs.planner(RUNS))
 
 

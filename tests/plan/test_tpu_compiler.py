@@ -1,12 +1,9 @@
 """The TPU compiler's answers: what the twins' steps need, send and overwrite on chips that are not there."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,8 +12,8 @@ import pytest
 from helpers.machine import xla
 from helpers.plan.forecast import ALLOCATED
 from helpers.plan.machines import SLICES
+from tests.harness import ROOT, printed
 
-ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 tpu = importlib.import_module("tpu_step")
 collectives = importlib.import_module("tpu_compiler").collectives
@@ -27,10 +24,8 @@ needs_compiler = pytest.mark.skipif(bool(tpu.available()), reason=tpu.available(
 def compiled(folder: Path, hardware: str, *names: str) -> dict[str, dict]:
     """Of each named step (tests/plan/tpu_programs.py), in a process of their own: its first backward pass must find the device."""
     environment = {**os.environ, "XLA_FLAGS": ""}
-    command = [sys.executable, ROOT / "tests/plan/tpu_programs.py", folder, hardware, *names]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(line.removeprefix("STEP ")) for line in done.stdout.splitlines() if line.startswith("STEP ")]
+    output = printed("tests/plan/tpu_programs.py", folder, hardware, *names, env=environment)
+    found = [json.loads(line.removeprefix("STEP ")) for line in output.splitlines() if line.startswith("STEP ")]
     return {each["step"]: each for each in found}
 
 
@@ -111,7 +106,7 @@ def test_an_unknown_slice_is_refused_with_those_there_are():
 
 
 def steps_of_the_file() -> dict[str, dict]:
-    return json.loads((ROOT / "docs/results/tpu_compiler_steps.json").read_text(encoding="utf-8"))["steps"]
+    return json.loads((ROOT / "docs/results/tpu_compiler_steps.json").read_text())["steps"]
 
 
 PROGRAM = """HloModule step

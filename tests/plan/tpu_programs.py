@@ -3,8 +3,6 @@
 python tests/plan/tpu_programs.py FOLDER HARDWARE NAME ...    prints one line of JSON a step
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import re
@@ -41,7 +39,7 @@ def steps(folder: Path) -> dict[str, tuple[str, Asked]]:
 
     Qwen2Config(vocab_size=2000, num_key_value_heads=1, **SMALL).save_pretrained(folder / "qwen")
     BertConfig(vocab_size=2000, **SMALL).save_pretrained(folder / "bert")
-    (folder / "graph.yaml").write_text(GRAPH, encoding="utf-8")
+    (folder / "graph.yaml").write_text(GRAPH)
     return {
         "reservoir": ("tinystories_reservoir", Asked(model="384")),
         "lejepa": ("lejepa_training", Asked(model=str(folder / "bert"), length=LENGTH)),

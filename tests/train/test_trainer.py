@@ -1,7 +1,5 @@
 """The real trainer in what happens to people: an edited notebook, a changed folder, no evaluation."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -4,8 +4,6 @@ import dataclasses
 import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from helpers.tuning import export
 from helpers.tuning.data import load_texts
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.training import BATCH, ClassifierTrainer, Task
+from tests.harness import printed, python
 
 pytestmark = pytest.mark.once
 FAMILIES = {"asyncio": "await loop task future", "xml": "element tree node parse"}
@@ -66,9 +65,9 @@ def carried(tmp_path_factory):
         rows.append({"text": f"{' '.join(words)} {number}", "label": label})
     lines = [f'"{row["text"]}",{row["label"]}' for row in rows]
     lines += [",xml", lines[0]]  # an empty text and a repeated one: set aside
-    (folder / "texts.csv").write_text("text,label\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "texts.csv").write_text("text,label\n" + "\n".join(lines) + "\n")
     given = {"data_source": str(folder / "texts.csv"), "base_model": "sample", "max_length": 64, "learning_rate": 1e-3}
-    params = TuningParameters(**{name: field.default for name, field in TuningParameters.model_fields.items()} | given)
+    params = TuningParameters(**TuningParameters.defaults().model_dump() | given)
     task = Task.load(params, load_texts(params), runtime.detect(False, "fp32"))
     task.model.save_pretrained(folder / "model")
     task.tokenizer.save_pretrained(folder / "model")
@@ -79,11 +78,9 @@ def carried(tmp_path_factory):
 def test_the_script_trains_on_the_rows_of_the_notebook_where_nothing_of_this_suite_is_installed(carried):
     task, settings, folder = carried
     export.write_stock(task, settings, folder / "stock", model="../model")
-    rows = [json.loads(line) for line in (folder / "stock/train.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in (folder / "stock/train.jsonl").read_text().splitlines()]
     assert [(row["text"], task.texts.labels.index(row["label"])) for row in rows] == task.texts.train
-    done = subprocess.run([sys.executable, "-I", "stock/train.py"], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert float(done.stdout.rsplit("test F1 ", 1)[1]) > 0.9
+    assert float(printed("-I", "stock/train.py", cwd=folder).rsplit("test F1 ", 1)[1]) > 0.9
     classify = pipeline("text-classification", str(folder / "stock/trained"), device="cpu")
     assert [classify(f"{words} 7")[0]["label"] for words in FAMILIES.values()] == list(FAMILIES)
     state = json.loads(next((folder / "stock/trained").glob("checkpoint-*/trainer_state.json")).read_text())
@@ -104,10 +101,7 @@ def test_in_a_process_of_its_own_each_step_of_the_script_computes_as_the_tuned_r
     task, settings, folder = carried
     settings = settings | changes
     export.write_stock(task, settings, folder / "stock", model="../model")
-    command = [sys.executable, "-I", "-c", RECORDER + STOCK]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    theirs = json.loads(done.stdout.rsplit("STEPS ", 1)[1])
+    theirs = json.loads(printed("-I", "-c", RECORDER + STOCK, cwd=folder).rsplit("STEPS ", 1)[1])
     length = -(-len(task.texts.train) // settings[BATCH])
     assert len(theirs) == 3 * length  # passes over the training rows
     theirs = [step for step in theirs if step["examples"] == settings[BATCH]]  # a pass may end in a smaller batch
@@ -149,9 +143,7 @@ def test_the_script_asks_for_huge_pages_before_torch_reads_whether_it_should(car
     task, settings, folder = carried
     export.write_stock(task, settings, folder / "stock", model="../model")
     environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", FIRST_TORCH], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    done = python("-I", "-c", FIRST_TORCH, cwd=folder, env=environment)
     assert done.stdout.splitlines()[:1] == ["HUGE PAGES 1"], done.stderr[-3000:]
 
 

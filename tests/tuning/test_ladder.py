@@ -1,15 +1,10 @@
 """The ladder: its rule against arithmetic, its rungs on every card, its budget, and TF32 that is put back."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
 import random
-import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,18 +13,15 @@ import torch
 from scipy.stats import binom
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from helpers.machine import xla
 from helpers.train.interruption import Stopped
 from helpers.tuning import ladder, windows
 from helpers.tuning.evaluation import Trial
 from helpers.tuning.ladder import Outcome, Rung, decision, interval
 from helpers.tuning.training import BATCH, EXAMPLES, RATE, Task, Utilisation
 from helpers.tuning.windows import Window, grouped_order, measure_window
-from tests.harness import cpu_here
+from tests.harness import ROOT, cpu_here, printed, result, train
+from tests.test_resume import ON_XLA
 from tests.tuning_run import rows, task_of
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 # ---- the rule
 
@@ -73,31 +65,6 @@ def test_a_grouped_window_saves_most_of_the_padding_that_a_whole_run_saves_and_n
 # ---- rungs
 
 
-RUNGS = """
-import sys; sys.path.insert(0, sys.argv[1])
-from tests.machine.cuda_stand_in import pretend
-pretend(sys.argv[2])
-from helpers.machine import runtime
-from helpers.tuning import ladder
-from tests.tuning_run import rows, task_of
-for rung in ladder.rungs(task_of(runtime.detect(False))):
-    print("RUNG", rung.name, "|", rung.why_not)
-"""
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(("card", "half", "tf32"), [("T4", "fp16", False), ("A100", "bf16", True)])
-def test_a_card_gets_the_precision_that_it_multiplies(card, half, tf32):
-    done = subprocess.run([sys.executable, "-c", RUNGS, str(ROOT), card], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = [line.removeprefix("RUNG ").split(" | ") for line in done.stdout.splitlines() if line.startswith("RUNG")]
-    why_not = {
-        name: reason for name, reason in (line if len(line) == 2 else (line[0].rstrip(" |"), "") for line in lines)
-    }
-    assert list(why_not)[:5] == ["length-grouped batches", "padding to multiples of 8", "TF32", half, "fused AdamW"]
-    assert (why_not["TF32"].strip() == "") is tf32 and "loader workers, pinned memory" in why_not
-
-
 @pytest.mark.once
 def test_what_the_user_or_the_device_rules_out_is_not_tried():
     found = {rung.name: rung.why_not for rung in ladder.rungs(task_of(cpu_here(), precision="fp32"))}
@@ -134,10 +101,7 @@ print("SEEN", *seen)
 @pytest.mark.once
 def test_each_window_has_the_tf32_that_it_asks_for_and_puts_it_back(tmp_path):
     """transformers caches its setter: False, True, False would leave TF32 on."""
-    done = subprocess.run([sys.executable, "-c", TF32, str(ROOT)], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    seen = next(line for line in done.stdout.splitlines() if line.startswith("SEEN")).split()[1:]
-    windows = " ".join(seen).split("window")[1:]
+    windows = printed("-c", TF32, ROOT, cwd=tmp_path).rsplit("SEEN ", 1)[1].split("window")[1:]
     assert [{each == "tf32" for each in window.split()} for window in windows] == [{False}, {True}, {False}]
 
 
@@ -317,13 +281,11 @@ def test_a_smaller_batch_that_is_asked_for_is_the_start_and_a_larger_one_the_onl
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+@ON_XLA
 def test_on_eight_virtual_devices_real_windows_are_compared_until_the_rule_decides(tmp_path):
     """Sixteen real windows; their speed is that of a machine whose steps take as long as what they pad."""
-    from tests.tuning.test_training import in_process
-
     changes = [{"pad_to": 8}, {"bf16": True}]
-    (found,) = in_process((tmp_path / "xla", {"kind": "xla", "compare": changes}))
+    found = result(train(ROOT / "tests/tuning_run.py", tmp_path, kind="xla", compare=changes))
     shorter, same = found["compared"]
     assert shorter["outcome"] == "kept" and shorter["detail"] == "2.00 x (2.00 to 2.00, 6 pairs)"
     assert same["outcome"] == "not faster" and same["detail"] == "1.00 x (1.00 to 1.00, 2 pairs)"
@@ -336,9 +298,12 @@ def test_on_eight_virtual_devices_real_windows_are_compared_until_the_rule_decid
 
 
 DEV = 400  # texts
+SECONDS = {8: 100.0, 16: 60.0, 32: 40.0}  # of a run with this batch
 
 
-def plant(monkeypatch, losses: dict[tuple, float], seconds: dict[int, float], noise: float = 0.3, wrong=()) -> list:
+def plant(
+    monkeypatch, losses: dict[tuple, float], seconds: dict[int, float] = SECONDS, noise: float = 0.3, wrong=()
+) -> list:
     """Trials whose dev losses are those of (batch, rate), text by text with noise of its own; the race itself is real.
 
     wrong: batches whose runs give a wrong label to more texts, whatever their loss. On twice the examples the loss is 0.3 lower.
@@ -397,8 +362,7 @@ def losses_of(*values: float) -> dict[tuple, float]:
 def test_good_and_bad_settings_that_are_planted_are_decided(fast, monkeypatch, tmp_path, planted, settings, outcome):
     task, tried = fast
     monkeypatch.setattr(Task, "loss_of_frequencies", lambda task: 2.0)
-    seconds = {8: 100.0, 16: 60.0, 32: 40.0}
-    calls = plant(monkeypatch, planted, seconds)
+    calls = plant(monkeypatch, planted)
     monkeypatch.setattr(ladder, "candidates", lambda task, fastest, real=ladder.candidates: real(task, fastest)[:-1])
     raced = ladder.race(task, tried, tmp_path, seconds=1e6)
     chosen = (raced.settings[BATCH], raced.settings[RATE], raced.settings.get(EXAMPLES, 1))
@@ -406,7 +370,7 @@ def test_good_and_bad_settings_that_are_planted_are_decided(fast, monkeypatch, t
     if outcome is Outcome.KEPT:
         assert [trial.seed for trial in raced.trials if trial.settings == raced.settings] == [0, 1, 2]
         assert [trial.seed for trial in raced.trials if trial.settings == task.start] == [0, 1, 2]
-        assert raced.judged[-1].quality.speed == pytest.approx(100.0 / seconds[chosen[0]] / chosen[2])
+        assert raced.judged[-1].quality.speed == pytest.approx(100.0 / SECONDS[chosen[0]] / chosen[2])
     else:
         assert {seed for _, _, seed in calls} == {0}
         assert len(calls) == 1 + 6  # batch 16 on twice the examples would be slower than the stock Trainer
@@ -415,7 +379,7 @@ def test_good_and_bad_settings_that_are_planted_are_decided(fast, monkeypatch, t
 @pytest.mark.once
 def test_a_lower_loss_does_not_hide_that_fewer_texts_get_their_label(fast, monkeypatch, tmp_path):
     task, tried = fast
-    plant(monkeypatch, dict.fromkeys(RATES, 1.0) | {(32, 4e-3): 0.5}, {8: 100.0, 16: 60.0, 32: 40.0}, wrong=(32,))
+    plant(monkeypatch, dict.fromkeys(RATES, 1.0) | {(32, 4e-3): 0.5}, wrong=(32,))
     first = ladder.race(task, tried, tmp_path, seconds=1e6).judged[0]
     assert first.settings[BATCH] == 32 and first.quality.loss.high < 0
     assert first.outcome is Outcome.WORSE and first.quality.f1.high < 0
@@ -426,7 +390,7 @@ def test_a_lower_loss_does_not_hide_that_fewer_texts_get_their_label(fast, monke
 def test_what_the_dev_texts_do_not_show_is_not_decided_and_the_stock_settings_stay(fast, monkeypatch, tmp_path, texts):
     task, tried = fast
     task = dataclasses.replace(task, texts=dataclasses.replace(task.texts, validation=rows(texts, seed=1)))
-    plant(monkeypatch, dict.fromkeys(RATES, 1.0), {8: 100.0, 16: 60.0, 32: 50.0}, noise=9.0)
+    plant(monkeypatch, dict.fromkeys(RATES, 1.0), noise=9.0)
     monkeypatch.setattr(Task, "loss_of_frequencies", lambda task: 9.0)
     monkeypatch.setattr(ladder, "candidates", lambda task, fastest, real=ladder.candidates: real(task, fastest)[:2])
     raced = ladder.race(task, tried, tmp_path, seconds=1e6)
@@ -437,7 +401,7 @@ def test_what_the_dev_texts_do_not_show_is_not_decided_and_the_stock_settings_st
 @pytest.mark.once
 def test_a_stock_run_that_learned_nothing_is_no_quality_to_keep(fast, monkeypatch, tmp_path):
     task, tried = fast
-    plant(monkeypatch, dict.fromkeys(RATES, 1.2), {8: 100.0, 16: 60.0, 32: 50.0})
+    plant(monkeypatch, dict.fromkeys(RATES, 1.2))
     raced = ladder.race(task, tried, tmp_path, seconds=1e6)
     assert raced.outcome is Outcome.NOT_DECIDED and "learned next to nothing" in raced.detail
 
@@ -464,7 +428,7 @@ def test_a_second_run_reads_what_was_measured(task, monkeypatch, tmp_path, fast)
     count = len(calls)
     assert read() == first and len(calls) == count
     task, tried = fast
-    plant(monkeypatch, losses_of(1.0, 0.7, 1.0, 1.0, 1.0), {8: 100.0, 16: 60.0, 32: 50.0})
+    plant(monkeypatch, losses_of(1.0, 0.7, 1.0, 1.0, 1.0))
     for _ in range(2):
         raced = ladder.read_or_make(
             lambda: ladder.race(task, tried, tmp_path, seconds=1e6), ladder.Race, tmp_path / "race.json", True

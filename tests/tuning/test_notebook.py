@@ -1,7 +1,5 @@
 """The tuning notebooks as users run them: alone, headless, run again, refused, on eight virtual XLA devices."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path
@@ -9,7 +7,6 @@ from pathlib import Path
 import pytest
 from transformers import pipeline
 
-from helpers.machine import xla
 from tests.harness import assert_refuses, refused, text_of
 from tests.harness import run_notebook as run
 
@@ -37,14 +34,12 @@ def texts(alone) -> dict:
         label = draw.choice(list(families))
         words = draw.choices([*families[label].split(), "the", "a", "returns"], k=draw.randint(2, 20))
         rows.append(f'"{" ".join(words)} {i}",{label}')
-    (alone / "texts.csv").write_text("text,label\n" + "\n".join([*rows, rows[0]]) + "\n", encoding="utf-8")
+    (alone / "texts.csv").write_text("text,label\n" + "\n".join([*rows, rows[0]]) + "\n")
     return TINY | {"data_source": str(alone / "texts.csv")}
 
 
-def assert_whole_run(executed, results, kind: str) -> None:
+def assert_whole_run(results, kind: str) -> None:
     output = Path("out")
-    code = [cell for cell in executed.cells if cell.cell_type == "code" and cell.source.strip()]
-    assert all(cell.execution_count for cell in code)
     assert results["runtime"]["kind"] == kind
     ladder = {rung["name"]: rung for rung in results["ladder"]}
     assert list(ladder)[:1] == FIRST[:1] and "TF32" in ladder and ladder["TF32"]["outcome"] == "not tried"
@@ -63,7 +58,6 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert set(results["eval"]["baselines"]) == {"the most frequent label", "a linear model on words"}
     assert results["utilisation"]["advice"] and results["forecast"]["left_out"]
     assert (output / "figures" / "optimisations.png").read_bytes().startswith(b"\x89PNG")
-    assert not [*output.glob("model/**/*.bin"), *output.glob("model/**/*.pt")]
     answer = pipeline("text-classification", str(output / "model"), device="cpu")("await the loop")
     assert answer[0]["label"] in ("asyncio", "xml")
 
@@ -72,7 +66,7 @@ def assert_whole_run(executed, results, kind: str) -> None:
 @pytest.mark.once
 def test_the_gpu_notebook_runs_alone_and_a_second_run_measures_nothing_again(texts, alone):
     executed, results = run("hardware_tuning", alone, texts)
-    assert_whole_run(executed, results, "cpu")
+    assert_whole_run(results, "cpu")
     assert results["data"]["source"] == "texts.csv" and re.fullmatch("[0-9a-f]{64}", results["data"]["sha256"])
     assert {file.name for file in Path("out/stock").iterdir()} == {
         *("train.py", "settings.json", "train.jsonl", "validation.jsonl", "test.jsonl")
@@ -86,15 +80,9 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_measures_nothing_again(tex
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
-def test_the_tpu_notebook_tunes_on_eight_virtual_devices(texts, alone, monkeypatch):
-    monkeypatch.setenv("PJRT_DEVICE", "CPU")
-    monkeypatch.setenv("CPU_NUM_DEVICES", "8")
-    executed, results = run("hardware_tuning_tpu", alone, texts | {"max_length": 40})
-    assert_whole_run(executed, results, "xla")
-    assert results["runtime"]["device_count"] == 8
-    assert results["xla"]["compiles_after_warmup"] == 0
-    assert results["xla"]["host_syncs_per_step"] == 0
+def test_the_tpu_notebook_tunes_on_eight_virtual_devices(texts, alone, eight_devices):
+    _, results = run("hardware_tuning_tpu", alone, texts | {"max_length": 40})
+    assert_whole_run(results, "xla")
     assert results["settings"]["start"]["optim"] == "adamw_torch" and results["settings"]["start"]["pad_to"] <= 40
 
 

@@ -1,8 +1,5 @@
 """The classifier's trainer: padding, order of texts, exact resume, XLA on eight virtual devices; and what quality means."""
 
-from __future__ import annotations
-
-import json
 import time
 from pathlib import Path
 
@@ -11,12 +8,12 @@ import pytest
 import torch
 
 import helpers
-from helpers.machine import xla
 from helpers.tuning.evaluation import Trial, compare_quality, f1_difference, paired_interval, scores
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.training import BATCH, RATE, Task, predictions, run_trial, trained
 from tests import harness
 from tests.harness import cpu_here
+from tests.test_resume import ON_XLA
 from tests.tuning_run import LENGTH, task_of, trainer_of
 
 DRIVER = Path(__file__).resolve().parents[1] / "tuning_run.py"
@@ -30,12 +27,7 @@ def cpu():
 
 
 def in_process(*runs: tuple[Path, dict]) -> list[dict]:
-    arguments = [argument for folder, options in runs for argument in (str(folder), json.dumps(options))]
-    on_xla = any(options.get("kind") == "xla" for _, options in runs)
-    process = harness.run(DRIVER, *arguments, xla=on_xla, TF_CPP_MIN_LOG_LEVEL="3")
-    assert process.returncode == 0, process.stderr[-3000:]
-    lines = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]
-    return [json.loads(line.removeprefix("RESULT ")) for line in lines]
+    return harness.results(harness.train_all(DRIVER, runs))
 
 
 @pytest.mark.once
@@ -87,7 +79,7 @@ def test_a_grouped_run_that_stops_in_its_second_epoch_and_resumes_ends_with_the_
     assert (resumed["weights"], resumed["losses"]) == (whole["weights"], whole["losses"])
 
 
-@pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+@ON_XLA
 def test_eight_devices_train_without_recompiling_and_evaluate_every_row(tmp_path):
     found, eager = in_process(
         (tmp_path / "xla", {"kind": "xla", "settings": {"bf16": True}}),
@@ -138,9 +130,8 @@ def test_a_batch_that_the_rows_do_not_fill_is_refused(cpu, tmp_path):
     ],
 )
 def test_parameters_out_of_range_are_refused_by_name(name, value, tmp_path):
-    given = {name: field.default for name, field in TuningParameters.model_fields.items()}
+    given = TuningParameters.defaults().model_dump()
     given |= {"data_source": "sample", "base_model": "sample", "output_dir": str(tmp_path)}
-    assert len(given) <= 20
     TuningParameters(**given)
     with pytest.raises(ValueError, match=name):
         TuningParameters(**given | {name: value})
