@@ -1,11 +1,8 @@
 """The search: its score against a slow loop, BM25 against its formula, nDCG against scikit-learn, and the saved folder alone."""
 
 import json
-import math
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,6 +10,7 @@ import scipy.stats
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import ndcg_score
 
+from helpers.data.bm25 import Bm25
 from helpers.lejepa import evaluation, search
 from helpers.lejepa.data import Collection, Question
 from helpers.lejepa.documents import Passage
@@ -20,6 +18,7 @@ from helpers.lejepa.model import GaussianEmbeddingGemma, principal_head
 from helpers.lejepa.search import Mix
 from helpers.lejepa.standalone import classify, combine, unit
 from helpers.train.sentence_encoder import encode, load_sentence_encoder
+from tests.harness import printed
 
 pytestmark = pytest.mark.once
 
@@ -54,21 +53,11 @@ def model():
 # ---- scores
 
 
-def test_bm25_is_the_formula_of_lucene():
-    index = search.lexical_index(TEXTS)
+def test_words_are_scored_by_bm25_on_their_beginnings():
     lists = [[word.strip(".").lower()[:6] for word in text.split()] for text in TEXTS]
-    mean = sum(map(len, lists)) / len(lists)
     for question in QUESTIONS:
-        expected = []
-        for words in lists:
-            score = 0.0
-            for word in question.text.split():
-                n = sum(word[:6] in each for each in lists)
-                weight = math.log(1 + (len(lists) - n + 0.5) / (n + 0.5))
-                count = words.count(word[:6])
-                score += weight * count / (count + 1.5 * (0.25 + 0.75 * len(words) / mean))
-            expected.append(score)
-        assert search.lexical_scores(index, [question.text])[0] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        expected = Bm25(lists, k1=1.5, b=0.75).scores([word[:6] for word in question.text.split()])
+        assert search.lexical_scores(search.lexical_index(TEXTS), [question.text])[0] == pytest.approx(expected)
 
 
 def test_a_question_without_a_known_word_has_no_lexical_score():
@@ -224,14 +213,11 @@ def test_the_saved_search_ranks_as_the_one_that_was_measured(model, saved):
 def test_the_saved_folder_searches_without_this_package(saved, tmp_path):
     copy = shutil.copytree(saved, tmp_path / "elsewhere")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    process = subprocess.run(
-        [sys.executable, "-I", str(copy / "search.py")], input="which red river\n???\ntall house\n\n", encoding="utf-8",
-        cwd=tmp_path, env=environment, capture_output=True, check=True,
-    )  # fmt: skip
-    lines = process.stdout.splitlines()
+    questions = "which red river\n???\ntall house\n\n"
+    lines = printed("-I", copy / "search.py", input=questions, cwd=tmp_path, env=environment).splitlines()
     assert len(lines) == 1 + 10 + 1 + 10 and "river" in lines[1] and "house" in lines[12]
     assert lines[11] == "the question has no word to search for"
-    assert "helpers" not in (saved / "search.py").read_text(encoding="utf-8")
+    assert "helpers" not in (saved / "search.py").read_text()
 
 
 def test_a_question_without_a_word_has_no_results_and_a_past_question_shows_its_answer(model, tmp_path):
@@ -244,6 +230,6 @@ def test_a_question_without_a_word_has_no_results_and_a_past_question_shows_its_
 
 
 def test_the_saved_folder_holds_every_passage_and_nothing_that_is_pickled(saved):
-    record = json.loads((saved / "passages.json").read_text(encoding="utf-8"))
+    record = json.loads((saved / "passages.json").read_text())
     assert record == [[passage.document, passage.text, passage.shown] for passage in PASSAGES]
     assert not [path for path in saved.rglob("*") if path.suffix in (".bin", ".pt", ".pkl", ".pickle")]

@@ -1,29 +1,36 @@
 """The reservoir language model by the definition, token by token and unit by unit of recall, in fp64: what model.py is held against."""
 
-from __future__ import annotations
+from collections import Counter, defaultdict
 
 import numpy as np
 import torch
 
-from helpers.reservoir.counts import _discounts
-
+V, END = 40, 0
 HALF_LIVES, MATCHES = (8.0, 64.0), (1, 2, 3)
 
 
-def slow_logits(model, ids: list[int], seen: list[int] | None = None) -> torch.Tensor:
+def stream(seed: int, count: int, length: int = 20) -> np.ndarray:
+    """Texts of a few tokens, each followed by the end."""
+    random = np.random.default_rng(seed)
+    rows = [[*random.zipf(1.6, random.integers(3, length)).clip(max=V - 1), END] for _ in range(count)]
+    return np.concatenate(rows)
+
+
+TRAIN = stream(0, 60)  # what the model has counted
+
+
+def slow_logits(model, ids: list[int]) -> torch.Tensor:
     """Logits after each token of one row [T, V], without dropout, from the model's weights and counts alone."""
     config = model.config
     weights = {name: weight.double() for name, weight in model.state_dict(keep_vars=True).items()}
-    seen = [1] * len(ids) if seen is None else seen
     leak = weights["memory.leak"].flatten().repeat_interleave(config.units // config.unit_blocks)
     dense = torch.block_diag(*weights["memory.weight"])
     state, text, rows = torch.zeros(config.units, dtype=torch.float64), [], []
-    for token, visible in zip(ids, seen, strict=True):
-        if visible:
-            wanted = torch.tanh(dense @ state + weights["memory.table"][token])
-            state = (1 - leak) * state + leak * wanted
-            text.append(token)
-        if visible and token == config.eos_token_id:
+    for token in ids:
+        wanted = torch.tanh(dense @ state + weights["memory.table"][token])
+        state = (1 - leak) * state + leak * wanted
+        text.append(token)
+        if token == config.eos_token_id:
             state, text = torch.zeros_like(state), []
         x = _vector(weights, token, state)
         head = weights["head.weight"] @ x + weights["head.bias"]
@@ -54,7 +61,7 @@ def _counted(model, weights, x, text):
         codes, counts = phrases[length]
         totals.append(float(counts[codes // config.vocab_size == code].sum()))
     totals += [0.0] * (config.context_lengths - len(totals))
-    probability = (1 - config.cache_weight) * torch.from_numpy(dictionary_distribution(model.counts, text))
+    probability = (1 - config.cache_weight) * torch.from_numpy(by_the_formulas(TRAIN, text, 5))
     recent = text[-config.window :]
     ages = [0.5 ** (age / 64) for age in range(len(recent))][::-1]
     for token, share in zip(recent, ages, strict=True):
@@ -64,20 +71,52 @@ def _counted(model, weights, x, text):
     return scale * probability.log()
 
 
-def dictionary_distribution(counts, text: list[int]):
-    """P of every token after a text (Chen and Goodman 1999, section 3), phrase by phrase."""
-    V, end = counts.vocab_size, counts.end
-    probability = np.full(V, 1 / V)
-    before = [end] * counts.order + list(text)
-    for length, (codes, level) in enumerate(counts.levels()):
-        code = sum(token * V**back for back, token in enumerate(reversed(before[len(before) - length :])))
-        here = codes // V == code if length else np.ones(len(codes), dtype=bool)
-        total = level[here].sum()
-        if total:
-            discounts = _discounts(level)[here]
-            probability = probability * discounts.sum() / total
-            probability[codes[here] % V] += (level[here] - discounts) / total
-    return probability
+def by_the_formulas(train: np.ndarray, text: list[int], order: int) -> np.ndarray:
+    """P of every token after the text (Chen and Goodman 1999, section 3), from sentences in dictionaries."""
+    grams = {n: Counter() for n in range(1, order + 1)}
+    for sentence in sentences_of(train):
+        padded = [END] * (order - 1) + sentence
+        for end in range(order, len(padded) + 1):
+            grams[order][tuple(padded[end - order : end])] += 1
+    for n in range(order - 1, 0, -1):
+        for gram in grams[n + 1]:
+            grams[n][gram[1:]] += 1
+    found, before = np.full(V, 1 / V), [END] * order + text
+    for n in range(1, order + 1):
+        context = tuple(before[len(before) - n + 1 :]) if n > 1 else ()
+        followers = {gram[-1]: count for gram, count in grams[n].items() if gram[:-1] == context}
+        total = sum(followers.values())
+        if not total:
+            continue
+        discount = _discounts(grams[n])
+        freed = sum(discount[min(count, 3)] for count in followers.values())
+        share = np.zeros(V)
+        for token, count in followers.items():
+            share[token] = (count - discount[min(count, 3)]) / total
+        found = share + freed / total * found
+    return found
+
+
+def sentences_of(train: np.ndarray) -> list[list[int]]:
+    found, sentence = [], []
+    for token in train.tolist():
+        sentence.append(token)
+        if token == END:
+            found.append(sentence)
+            sentence = []
+    return found
+
+
+def _discounts(grams: Counter) -> list[float]:
+    of = defaultdict(int)
+    for count in grams.values():
+        of[count] += 1
+    y = of[1] / (of[1] + 2 * of[2]) if of[1] and of[2] else 0.5
+    if of[1] and of[2] and of[3] and of[4]:
+        three = [1 - 2 * y * of[2] / of[1], 2 - 3 * y * of[3] / of[2], 3 - 4 * y * of[4] / of[3]]
+        if min(three) > 0:
+            return [0.0, *three]
+    return [0.0, y, y, y]
 
 
 def _rms(x, eps: float = torch.finfo(torch.float32).eps):

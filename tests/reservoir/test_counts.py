@@ -1,11 +1,6 @@
 """Kneser-Ney counts with a cache: against the formulas, spelt out in dictionaries; mixed in, saved, and learned on."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-import sys
-from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -14,56 +9,10 @@ import torch
 
 from helpers.reservoir.counts import MOST_LEARNED, Counts, Smoothed
 from helpers.reservoir.data import train_tokenizer
+from tests.harness import printed
 
-from .test_model import END, V, made, stream, texts
-
-
-def by_the_formulas(train: np.ndarray, text: list[int], order: int) -> np.ndarray:
-    """P of every token after the text (Chen and Goodman 1999, section 3), from sentences in dictionaries."""
-    grams = {n: Counter() for n in range(1, order + 1)}
-    for sentence in _sentences(train):
-        padded = [END] * (order - 1) + sentence
-        for end in range(order, len(padded) + 1):
-            grams[order][tuple(padded[end - order : end])] += 1
-    for n in range(order - 1, 0, -1):
-        for gram in grams[n + 1]:
-            grams[n][gram[1:]] += 1
-    found, before = np.full(V, 1 / V), [END] * order + text
-    for n in range(1, order + 1):
-        context = tuple(before[len(before) - n + 1 :]) if n > 1 else ()
-        followers = {gram[-1]: count for gram, count in grams[n].items() if gram[:-1] == context}
-        total = sum(followers.values())
-        if not total:
-            continue
-        discount = _discounts(grams[n])
-        freed = sum(discount[min(count, 3)] for count in followers.values())
-        share = np.zeros(V)
-        for token, count in followers.items():
-            share[token] = (count - discount[min(count, 3)]) / total
-        found = share + freed / total * found
-    return found
-
-
-def _sentences(train: np.ndarray) -> list[list[int]]:
-    found, sentence = [], []
-    for token in train.tolist():
-        sentence.append(token)
-        if token == END:
-            found.append(sentence)
-            sentence = []
-    return found
-
-
-def _discounts(grams: Counter) -> list[float]:
-    of = defaultdict(int)
-    for count in grams.values():
-        of[count] += 1
-    y = of[1] / (of[1] + 2 * of[2]) if of[1] and of[2] else 0.5
-    if of[1] and of[2] and of[3] and of[4]:
-        three = [1 - 2 * y * of[2] / of[1], 2 - 3 * y * of[3] / of[2], 3 - 4 * y * of[4] / of[3]]
-        if min(three) > 0:
-            return [0.0, *three]
-    return [0.0, y, y, y]
+from .slow_model import END, V, by_the_formulas, sentences_of, stream
+from .test_model import made, texts
 
 
 def by_counts(counts: Counts, text: list[int]) -> np.ndarray:
@@ -83,7 +32,7 @@ def test_probabilities_are_those_of_the_formulas():
 def test_a_stream_has_the_probabilities_of_its_texts_token_by_token():
     counts, tokens = Counts.fit(stream(0, 60), V, END), stream(1, 5)
     expected = []
-    for text in _sentences(tokens):
+    for text in sentences_of(tokens):
         expected += [by_counts(counts, text[:place])[text[place]] for place in range(len(text))]
     np.testing.assert_allclose(counts.smoothed().of(tokens, counts.contexts(tokens)), expected, rtol=1e-5)
 
@@ -91,7 +40,7 @@ def test_a_stream_has_the_probabilities_of_its_texts_token_by_token():
 def test_a_fold_has_the_counts_of_the_texts_outside_it():
     tokens = stream(0, 60)
     smoothed, fold = Smoothed.without_folds(tokens, V, END)
-    sentences = _sentences(tokens)
+    sentences = sentences_of(tokens)
     for number in (0, 7, 58):
         others = [text for place, text in enumerate(sentences) if place % 4 != number % 4]
         counts = Counts.fit(np.concatenate(others), V, END)
@@ -192,10 +141,8 @@ def test_an_export_is_loaded_without_this_package_generates_the_same_and_learns_
         "PATH": "/usr/bin:/bin",
         "USE_TORCH_XLA": "0",
     }
-    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "model")]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr[-3000:]
-    before, after = json.loads(done.stdout.split("FOUND ")[1])
+    output = printed("-c", ELSEWHERE, tmp_path / "model", cwd=tmp_path, env=environment)
+    before, after = json.loads(output.split("FOUND ")[1])
     assert before == expected
     assert after[0][3:] == [33, 34, 35]
     kept = {path.name for path in (tmp_path / "again").iterdir()}

@@ -1,7 +1,5 @@
 """From files to texts, tokens and blocks: nothing of the user's is lost, and what is done with it is said."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -26,7 +24,7 @@ TEXTS = [f"Text number {n} is about a {'frog' if n % 2 else 'boat'}.\nIt has two
 
 def written(tmp_path, text: str, name: str = "own.txt") -> str:
     path = tmp_path / name
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text)
     return str(path)
 
 

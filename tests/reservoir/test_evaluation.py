@@ -1,7 +1,5 @@
 """Bits per byte, counting alone, and intervals, against numbers that can be worked out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,8 @@ import torch
 from helpers.reservoir import evaluation
 from helpers.reservoir.evaluation import Score, compare, describe, probabilities, verdict
 
-from .test_model import END, V, made, stream
+from .slow_model import END, V, stream
+from .test_model import made
 
 
 def test_probabilities_are_the_models_softmax_over_each_text_alone(monkeypatch):

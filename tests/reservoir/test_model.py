@@ -1,10 +1,7 @@
 """The one-file model against a slow loop, and what a user of transformers expects of it."""
 
-from __future__ import annotations
-
 import copy
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -12,9 +9,8 @@ from torch.nn import functional as F
 from helpers.reservoir.counts import Counts
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
 
-from .slow_model import dictionary_distribution, slow_logits
+from .slow_model import END, TRAIN, V, slow_logits
 
-V, END = 40, 0
 SIZES = {
     "vocab_size": V,
     "units": 24,
@@ -28,13 +24,6 @@ SIZES = {
 }
 
 
-def stream(seed: int, count: int, length: int = 20) -> np.ndarray:
-    """Texts of a few tokens, each followed by the end."""
-    random = np.random.default_rng(seed)
-    rows = [[*random.zipf(1.6, random.integers(3, length)).clip(max=V - 1), END] for _ in range(count)]
-    return np.concatenate(rows)
-
-
 def made(**changes) -> ReservoirForCausalLM:
     """A small model with counts, all of whose parts matter, in eval mode."""
     generator = torch.Generator().manual_seed(3)
@@ -46,7 +35,7 @@ def made(**changes) -> ReservoirForCausalLM:
             for weight in module.parameters():
                 if weight is not model.embedding.weight:
                     weight.normal_(std=0.3, generator=generator)
-    model.counts = Counts.fit(stream(0, 60), V, END)
+    model.counts = Counts.fit(TRAIN, V, END)
     return model.eval()
 
 
@@ -85,23 +74,6 @@ def test_the_loss_counts_labels_alone_and_is_divided_by_the_number_that_is_given
     assert model(ids, labels=labels).loss.item() == pytest.approx(each[:, 11:].mean().item(), rel=1e-4)
     given = model(ids, labels=labels, num_items_in_batch=torch.tensor(100)).loss
     assert given.item() == pytest.approx(each[:, 11:].sum().item() / 100, rel=1e-4)
-
-
-def test_before_the_first_step_the_model_is_counting():
-    model, ids = made(), texts()
-    for module in (model.out, model.boost, model.scale):
-        for weight in module.parameters():
-            torch.nn.init.zeros_(weight)
-    torch.nn.init.zeros_(model.head.bias)
-    for row, logits in zip(ids.tolist(), model(ids).logits, strict=True):
-        for place in (0, 5, 12, 29):
-            begin = max((n + 1 for n in range(place + 1) if row[n] == END), default=0)
-            text = row[begin : place + 1]
-            counted = dictionary_distribution(model.counts, text)
-            recent = [0.5 ** (age / 64) for age in range(len(text[-10:]))][::-1]
-            cache = np.bincount(text[-10:], recent, V) / max(sum(recent), 1e-6)
-            expected = 0.95 * counted + 0.05 * cache
-            np.testing.assert_allclose(logits[place].softmax(-1).detach(), expected / expected.sum(), rtol=1e-4)
 
 
 def assert_same_state(state, expected):

@@ -1,7 +1,5 @@
 """What a step learns from: every token in turn, the states and counts of its own text, and the same draws in every run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,8 @@ from helpers.reservoir import training
 from helpers.reservoir.counts import Counts
 from helpers.reservoir.training import DrawnTokens, RowsOfText
 
-from .test_model import END, V, made, stream
+from .slow_model import END, V, stream
+from .test_model import made
 
 
 @pytest.fixture

@@ -1,18 +1,9 @@
 """The model on XLA: the same numbers as on a CPU, and one graph for every step."""
 
-from __future__ import annotations
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from helpers.machine import xla
+from tests.harness import answers_on_xla
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, torch
 from helpers.machine import runtime, xla
@@ -33,7 +24,7 @@ for _ in range(4):
     xla.sync()
     compiles.append(xla.counters()["compiles"])
 pairs = list(zip(here.parameters(), there.parameters(), strict=True))
-print("FOUND " + json.dumps({
+print("ANSWERS " + json.dumps({
     "loss": [float(expected.loss), float(found.loss)],
     "gradient": max(float((a.grad - b.grad.cpu()).abs().max()) for a, b in pairs),
     "logits": float((here(ids).logits - there(on_device).logits.cpu()).abs().max()),
@@ -43,14 +34,8 @@ print("FOUND " + json.dumps({
 """
 
 
-@pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 def test_logits_and_loss_on_xla_are_the_cpus():
-    environment = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert not done.returncode, done.stderr[-3000:]
-    found = json.loads(done.stdout.split("FOUND ")[1])
+    found = answers_on_xla(PROGRAM)
     assert found["loss"][0] == pytest.approx(found["loss"][1], rel=1e-4)
     assert found["gradient"] < 1e-4 and found["logits"] < 1e-3 and found["state"] < 1e-4
     assert found["compiles"][1:] == [found["compiles"][1]] * 3  # after the second step nothing compiles

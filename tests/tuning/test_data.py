@@ -1,7 +1,5 @@
 """Labelled texts: what is removed and counted, what is held out, and what is refused."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections import Counter
@@ -21,7 +19,7 @@ def load_labelled(data_source: str, **given):
 
 
 def write(path, rows, columns=("text", "label")):
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(rows)
@@ -130,7 +128,6 @@ def test_the_sample_is_real_text_of_this_python_by_package():
         ("text,label\nx,a,b\n", r"line 2: more fields than the header; put a field that holds a delimiter"),
         ("text,label\nx\n", r"line 2: no label in column `label` .*needs double quotes"),
         ("text,label\nx,\n", r"line 2: no label in column `label`"),
-        ('text,label\nx,a\n"y,a\nz,b\n', r"line 3: a double quote opens a field in this row and is not closed"),
         ("text,label\n" + "".join(f"t{i},a\n" for i in range(30)), r"1 labels"),
         ("text,label\nx,a\ny,b\n", r"2 labels such as .* on 2 training rows"),
     ],
@@ -145,14 +142,9 @@ def test_a_file_that_cannot_be_used_is_refused_with_the_remedy(content, message,
 def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises((FileNotFoundError, ValueError), match="data_source="):
         load_labelled(str(tmp_path), seed=0)
-    with pytest.raises(FileNotFoundError, match=r"nothing at"):
-        load_labelled(str(tmp_path / "none.csv"), seed=0)
     (tmp_path / "d.parquet").write_bytes(b"")
     with pytest.raises(ValueError, match=r"not a readable parquet file"):
         load_labelled(str(tmp_path / "d.parquet"), seed=0)
-    (tmp_path / "d.xlsx").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"cannot read \.xlsx; use \.jsonl, \.json, \.csv"):
-        load_labelled(str(tmp_path / "d.xlsx"), seed=0)
     path = write(tmp_path / "d.csv", numbered(40))
     with pytest.raises(ValueError, match=r"on 1 training rows; give at least two labels"):
         load_labelled(path, num_rows=1, seed=0)
