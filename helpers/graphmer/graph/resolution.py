@@ -241,13 +241,15 @@ class Resolver:
         return targets._replace(values=self._uncovered(targets.values))
 
     def _uncovered(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
-        """Without the classes below and the methods that override another of the values which stands for them, too."""
+        """Without methods that override another of the values, which stands for them, too; a static one does not."""
         covered = set()
-        for entity, is_instance, exact in values:
-            if not exact:
-                below = self.subclasses(entity) if entity in self.classes else self.overriders(entity)
-                covered |= {(name, is_instance) for name in below}
-        return tuple(value for value in values if value[:2] not in covered)
+        for entity, _, exact in values:
+            below = [] if exact else self.overriders(entity)
+            if below and Expression("staticmethod", self.classes[entity.rpartition(".")[0]]) not in self._decorators(
+                entity
+            ):
+                covered |= {*below}
+        return tuple(value for value in values if value.entity not in covered)
 
     def _name(self, scope: Scope, name: str) -> Targets:
         if name[0] == "<":
@@ -445,11 +447,15 @@ class Resolver:
 
     # ---- decorators
 
+    def _decorators(self, entity: str) -> Iterable[Meaning]:
+        module = self.module_of.get(entity)
+        return module.decorators.get(entity, ()) if module else ()
+
     def is_property(self, value: Value) -> bool:
         """Whether it is a method that is called by naming it."""
-        if value.is_instance or value.entity not in self.module_of:
+        if value.is_instance:
             return False
-        for decorator in self.module_of[value.entity].decorators.get(value.entity, ()):
+        for decorator in self._decorators(value.entity):
             if isinstance(decorator, Expression):
                 kind = self.value(decorator.scope, decorator.chain.removesuffix("()")).one
                 if kind and self._makes_properties(kind.entity):
@@ -464,10 +470,8 @@ class Resolver:
     def passes(self, entity: str) -> int:
         """0: its decorators may put anything in its place · 1: its calls run it · 2: and they give what it gives."""
         if entity not in self.passing:
-            module = self.module_of.get(entity)
             self.passing[entity] = 0
-            decorators = module.decorators.get(entity, ()) if module else ()
-            self.passing[entity] = min(map(self._passed, decorators), default=2)
+            self.passing[entity] = min(map(self._passed, self._decorators(entity)), default=2)
         return self.passing[entity]
 
     def _passed(self, decorator: Meaning) -> int:
