@@ -122,7 +122,7 @@ def stock(part: Part, device: str, models: Path | None, batch: int) -> dict:
     model = part.parameters["base_model"]
     if models:
         model = str(models / model.rpartition("/")[2])
-    command = [sys.executable, str(Path(__file__).with_name("stock.py")), part.notebook, "--model", model]
+    command = [sys.executable, str(ROOT / "benchmarks/stock.py"), part.notebook, "--model", model]
     command += ["--device", device, "--batch", str(batch), "--steps", str(STEPS)]
     if part.compiled == "yes":
         command.append("--compiled")
