@@ -11,7 +11,7 @@
 #
 # Three things for one repository in Python or Java, in this order:
 #
-# 1. **Who calls this, and what does a change reach**: proved from the sources, in seconds, without a model.
+# 1. **Who calls this, and what breaks if you change it**: answered from the sources, in seconds, without a model.
 # 2. **A search in words** over functions, methods and classes: BM25, and a sentence encoder that is tuned on docstrings for two
 #    minutes. The model is saved as a SentenceTransformer.
 # 3. **GraphMER-SE**, an encoder that reads code together with its knowledge graph and learns to fill in what is masked of both. It is
@@ -35,7 +35,7 @@
 #
 # Three things for one repository in Python or Java, in this order:
 #
-# 1. **Who calls this, and what does a change reach**: proved from the sources, in seconds, without a model.
+# 1. **Who calls this, and what breaks if you change it**: answered from the sources, in seconds, without a model.
 # 2. **A search in words** over functions, methods and classes: BM25, and a sentence encoder that is tuned on docstrings for two
 #    minutes. The model is saved as a SentenceTransformer.
 # 3. **GraphMER-SE**, an encoder that reads code together with its knowledge graph and learns to fill in what is masked of both. It is
@@ -63,7 +63,7 @@
 #
 # `data_source` is a folder of Python and Java sources (for Java also `pip install tree-sitter tree-sitter-java`), or `"sample"`: this
 # Python's standard library.
-# `query` is a name whose callers are shown, `question` is what the search is asked in words. `max_steps`, `batch_size` and
+# `query` is the name of a function or class whose callers you want to see, `question` is a search in words. `max_steps`, `batch_size` and
 # `learning_rate` are those of the encoder at the end, `search_steps` is that of the search. `config` is a YAML file or a profile of
 # the encoder (`published` is that of the GraphMER-SE project); `changes` sets single keys of it,
 # `"model.num_layers=6; optimizer.lr=1e-4"`. 0 = choose for me. Every parameter and every key of the configuration is
@@ -92,13 +92,13 @@ data_source = str(place.path or place.value)
 print(machine, f"output: {run.path}", sep="\n")
 
 # %% [markdown]
-# ## Who calls it, what it calls, what a change reaches
+# ## Who calls it, what it calls, what breaks if you change it
 #
-# Needs no model and no training, and takes seconds on a large repository. *Called by* is every use, with its kind: a call, a decorator,
+# This needs no model and no training, and takes seconds even for a large repository. *Called by* is every use, with its kind: a call, a decorator,
 # a base class, an annotation, a value that is passed on. **known**: the sources prove it, through imports, scopes and inheritance.
 # **overridden**: they prove a use of a method that this one overrides. **one of**: it is this, or one of those in `could_be`.
 # **inferred**: the sources name it as the only candidate that they show, or jedi says so (where it is installed). **open**: the source
-# names it there, and only running would tell what is meant; look at these lines yourself. Without a `query` the function with most callers is asked about.
+# names it there, and only running would tell what is meant; look at these lines yourself. Without a `query` the cell shows the function that has most callers.
 
 # %%
 from collections import Counter
@@ -177,9 +177,9 @@ _ = search_trainer.train(resume_from_checkpoint=params.resume)
 # %% [markdown]
 # ## Verdict on the search
 #
-# The first sentence of a docstring has to find its definition in four packages that were used for nothing else. *Fused* is with BM25;
-# the encoder before tuning gets the same help. The search is what is best on the dev packages: BM25 alone, or fused with the encoder
-# before or after tuning.
+# The first sentence of a docstring has to find its definition, in four packages that were used for nothing else. *Fused* means combined
+# with BM25; the encoder before tuning gets the same help. The search that is saved is the best one on the dev packages: BM25 alone, or BM25
+# fused with the encoder before or after tuning.
 
 # %%
 import matplotlib.pyplot as plt
@@ -219,8 +219,8 @@ tables.show(search_verdict, "verdict: differences of the mean reciprocal rank")
 # %% [markdown]
 # ## Save the search
 #
-# The folder loads with `SentenceTransformer(folder)` wherever sentence-transformers is installed. Where dev puts the fused search behind
-# BM25, no model is saved, and the search is BM25.
+# The folder loads with `SentenceTransformer(folder)` wherever sentence-transformers is installed. Where BM25 alone is
+# better on the dev packages, no model is saved, and the search is BM25.
 
 # %%
 import os
@@ -272,9 +272,9 @@ else:
 # %% [markdown]
 # ## Its data: leafy chains
 #
-# Held out are whole packages, or modules or definitions where there are too few; no pair of entities is on both sides. The validation
-# triples choose the checkpoint, the test triples choose nothing. What the resolver leaves open is never trained on. Below is
-# one sequence: the beginning of its code, and the triples that hang there.
+# Whole packages are held out; where there are too few packages, modules or definitions are. No pair of entities is on both sides. The
+# validation triples choose the checkpoint, the test triples are not used for any choice. What the resolver leaves open is never trained on.
+# Below is one sequence: the beginning of its code, and the triples that hang there.
 
 # %%
 run.use_method()
@@ -304,8 +304,8 @@ tables.show(leaves[:8])
 # %% [markdown]
 # ## Its plan, and what costs nothing
 #
-# The plan says what will run and why, and what it is expected to take. For held-out triples the right tail is looked for among all
-# entities that the relation admits. **Words**: BM25 of the tails' names with the head's source as the question. (The resolver, which
+# The plan says what will run and why, and how much time and memory to expect. For each held-out triple the right tail has to be found among
+# all entities that the relation admits. **Words**: BM25 of the tails' names with the head's source as the question. (The resolver, which
 # made these triples from the sources, answers all of them: its reciprocal rank is 1.)
 
 # %%

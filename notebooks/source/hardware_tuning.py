@@ -58,8 +58,8 @@
 # %% [markdown]
 # ## Parameters
 #
-# {own data} The sample needs no network. 0 means: choose for me. The verdict stands within `tuning_minutes`; what no time was left for is
-# named. Never paste API keys here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# {own data} The sample needs no network. 0 = choose for me. The verdict comes within `tuning_minutes`, and what could not be tried in that time is
+# listed. Never paste API keys here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.tuning.parameters.TuningParameters
@@ -89,7 +89,7 @@ print(machine, f"output     {run.path}", sep="\n")
 # %% [markdown]
 # ## Data
 #
-# A text that is in two splits stays in the last of training, validation and test only, and what was removed is counted. Your own
+# A text that occurs in two splits stays in one of them: in the test if it is there, else in validation. A line counts what was removed. Your own
 # file has a header and one row for each text, such as
 #
 # ```
@@ -147,10 +147,10 @@ tables.show([{"model": name, **found} for name, found in rivals.items()], "Test 
 # %% [markdown]
 # ## What is faster on this machine?
 #
-# It starts with a stock `Trainer`: what `TrainingArguments()` and the libraries choose when they are told nothing. (XLA alone needs one
+# It starts with a stock `Trainer`: the defaults of `TrainingArguments()` and of the libraries. (XLA alone needs one
 # padding length and plain AdamW.) The batch comes first and is doubled while that is faster; then padding, precision, optimizer, loader
 # workers and compilation are tried at that batch, each on top of what was kept, and the batch once more. One thread of a CPU is timed
-# in processor time, which other programs do not stretch; all else by the wall clock.
+# in processor time, which other programs do not change; everything else by the wall clock.
 
 # %%
 from statistics import median
@@ -227,7 +227,7 @@ print(f"settings that are used: {'the stock ones' if settings == task.start else
 # %% [markdown]
 # ## Train with what was kept
 #
-# As many examples as the stock Trainer would see, or twice as many where that was kept. Where the runs above were whole, this is one of them.
+# This run sees as many examples as the stock Trainer would, or twice as many where that was kept. Where the runs above were whole, it is one of them.
 # The weights with the least loss on the dev texts are kept. A GPU's utilisation and memory are read at each log: below 70 % the device waits, and the line says what to
 # change.
 

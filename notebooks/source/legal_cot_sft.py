@@ -11,14 +11,14 @@
 #
 # This notebook fine-tunes a small chat model on **your own records**: questions with answers, with or without the reasoning that
 # leads there, tool calls, texts with labels, or whole conversations. At the end you have a model that writes its reasons and its answer
-# in your format, on your own machine, and an honest number: how often its whole last turn is right, beside counting words, the nearest
-# training record and the model as it came.
+# in your format, on your own machine. A table says how often its answer is right, and how often the answers of a word-count classifier, of
+# the nearest training record and of the original model are.
 #
-# **What it is for**: answers that need steps. Where a label can be read off the words of a text, counting words is as good and trains
+# **What it is for**: answers that need steps. Where the words of a text give its label away, a word-count classifier is as good and trains
 # in seconds; the table below shows it. Where the answer follows from several facts, a model that was trained to write the steps is
-# ahead of both (`docs/legal.md` has the measurement).
+# better than that classifier and than a model trained on the answers alone (`docs/legal.md` has the measurement).
 #
-# {picture: Answers to test records: the trained model beside what costs nothing, with 95 % intervals}
+# {picture: Right answers to test records: the trained model and what costs nothing, with 95 % intervals}
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*; Kaggle: *GPU T4 x2*, and `num_processes=0` to train on
 # both); without one it runs on the CPU. Press **Run all** and wait. The TPU twin is `legal_cot_sft_tpu.ipynb`.
@@ -42,14 +42,14 @@
 #
 # This notebook fine-tunes a small chat model on **your own records**: questions with answers, with or without the reasoning that
 # leads there, tool calls, texts with labels, or whole conversations. At the end you have a model that writes its reasons and its answer
-# in your format, on your own machine, and an honest number: how often its whole last turn is right, beside counting words, the nearest
-# training record and the model as it came.
+# in your format, on your own machine. A table says how often its answer is right, and how often the answers of a word-count classifier, of
+# the nearest training record and of the original model are.
 #
-# **What it is for**: answers that need steps. Where a label can be read off the words of a text, counting words is as good and trains
+# **What it is for**: answers that need steps. Where the words of a text give its label away, a word-count classifier is as good and trains
 # in seconds; the table below shows it. Where the answer follows from several facts, a model that was trained to write the steps is
-# ahead of both (`docs/legal.md` has the measurement).
+# better than that classifier and than a model trained on the answers alone (`docs/legal.md` has the measurement).
 #
-# {picture: Answers to test records: the trained model beside what costs nothing, with 95 % intervals}
+# {picture: Right answers to test records: the trained model and what costs nothing, with 95 % intervals}
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips). Without one it
 # goes on with the GPU or the CPU. The first steps take long, because XLA compiles them once. The GPU twin is
@@ -75,7 +75,7 @@
 # %% [markdown]
 # ## Your settings
 #
-# 0 = choose for me. {own data} Any of these rows will do. Further columns are not used, and a table counts them:
+# 0 = choose for me. {own data} Rows may look like any of these. Other columns are ignored, and a table lists them:
 #
 # ```
 # {"question": "May the tenant leave early?", "reasoning": "Step 1: ...", "answer": "Yes."}
@@ -84,7 +84,7 @@
 # {"conversations": [{"from": "human", "value": "..."}, {"from": "function_call", "value": "{...}"}, ...], "tools": "[...]"}
 # ```
 #
-# Secret tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets. Every setting is checked before anything is
+# Never paste API keys here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets. Every setting is checked before anything is
 # downloaded, and each choice for the machine has its reason.
 
 # %% tags=["parameters"]
@@ -109,7 +109,7 @@ print(f"output     {run.path}")
 # ## The method, in one file
 #
 # A **record** is a conversation. It becomes a **row**: the conversation in the model's own chat template, as tokens. The
-# **labels** are what the assistant writes, up to the token that ends its turn; everything else is read and not learned. TRL's
+# **labels** are what the assistant writes, up to the token that ends its turn; the model reads everything else without learning to write it. TRL's
 # **trainer** packs the rows into blocks and learns the labels. Change a line below and run all cells again: your version is
 # what trains, in a folder of its own.
 
@@ -119,15 +119,15 @@ print(f"output     {run.path}")
 # %% [markdown]
 # ## Data, and one record before and after
 #
-# Every row is checked, and each that cannot be used is set aside with its number and its reason; the run is refused only where most
-# rows are. Nothing is lost in silence: a role or a part of any message that the model's chat template does not write is put where it
-# has an equivalent (reasoning between `<think>` and `</think>`), or its row is set aside. Splits of a hub set or a folder are kept as
+# Every row is checked. A row that cannot be used is set aside with its number and the reason; the run stops only if most rows cannot be
+# used. Nothing is lost in silence: if the model's chat template does not write a role or a part of a message, that part goes where the
+# template has an equivalent (reasoning between `<think>` and `</think>`), or the row is set aside. Splits of a hub set or a folder are kept as
 # they are. Of a single file one tenth is held out for validation and one tenth for the test; near-duplicate questions stay together.
 #
-# Then the model is loaded, whose chat template writes the records. With LoRA, small fp32 matrices are trained beside its
+# Then the model is loaded, and its chat template formats the records. With LoRA, small fp32 matrices are trained beside its
 # projections, which stay as they are. With QLoRA the projections have 4 bits, so that a model of 7 billion weights can be trained
 # on a T4. For one record the cell prints the text that is only read, and after it the text that is learned. A record that is too
-# long is set aside and not cut: cut, it would teach an answer without its reasoning.
+# long is set aside and not cut, because a cut record would teach an answer without its reasoning.
 
 # %%
 run.use_method()
@@ -154,7 +154,7 @@ print("--- read", tokenizer.decode(read), "--- learned", tokenizer.decode(learne
 # %% [markdown]
 # ## Plan, and the trainer
 #
-# The tables say what will run and why, and how much time and memory it is expected to take. Memory is counted on tensors without
+# The tables say what will run and why, and how much time and memory to expect. Memory is counted on tensors without
 # values. `sft_config` fills TRL's `SFTConfig` from the plan; any other field can be given by name.
 #
 # Last, the trainer's loss of two records that share a block is computed once more by hand, one record after the other. The two
@@ -195,11 +195,12 @@ with torch.no_grad(), trainer.compute_loss_context_manager():
 print(f"by hand {sum(nats) / len(nats):.6f}, by the trainer {packed:.6f}")
 
 # %% [markdown]
-# ## What costs nothing, and the model as it came
+# ## What costs nothing, and the original model
 #
-# The table says how often each of these gives the answer of the test record: the nearest training record, a copy of the question, the
-# model before training, and for records with few different answers the most frequent one and logistic regression on words; a label alone
-# is also asked after three solved examples. Whatever is trained below must be better than these. One turn of the model before training is printed.
+# The table says how often each of these gives the right answer to a test record: the answer of the nearest training record, a copy of the
+# question, and the model before training. Where there are few different answers, the most frequent answer and logistic regression on words
+# stand there as well; where the answer is a label alone, the model also gets three solved examples. The trained model has to be better than
+# all of these. One turn of the model before training is printed.
 
 # %%
 from helpers.legal import evaluation
@@ -237,9 +238,9 @@ tables.show(forecast.compared(measured["train"]))
 # %% [markdown]
 # ## Is it any good?
 #
-# Nothing was chosen on the test records. `loss` is the loss of the records' own turns, reasoning included, which the model has not
-# seen. The other columns are about what the model writes: how often it stops by itself, how often its answer or its tool calls are the
-# record's, and how often every step of its reasoning is. Then the answers stand beside what costs nothing.
+# The test records were not used for any choice. `loss` is the loss on the test records' own turns, reasoning included. The other columns
+# are about what the model writes: how often it stops by itself, how often its answer or its tool calls are those of the record, and how
+# often every step of its reasoning is. The second table compares the answers with what costs nothing.
 
 # %%
 import matplotlib.pyplot as plt
@@ -283,8 +284,8 @@ print(evaluation.ask(trainer, template, records, question))
 # %% [markdown]
 # ## Take it with you
 #
-# With LoRA the adapter is written, and the whole model in `merged/`; with QLoRA the adapter alone; with `method="full"` the whole
-# model. The model is merged in memory: this is the last cell that can use the trainer.
+# LoRA saves the adapter, and the whole model in `merged/`. QLoRA saves the adapter alone, `method="full"` the whole model. The model is
+# merged in memory, so this is the last cell that can use the trainer.
 
 # %%
 from helpers.legal.export import export
@@ -307,6 +308,6 @@ print(*sorted(exported.rglob("*")), run.results(machine, **results), sep="\n")
 # - **Share it**: `huggingface_hub.create_repo("owner/name", private=True)`, then `upload_folder(repo_id="owner/name",
 #   folder_path="<output_dir>/model")`, with a token that may write in the secret `HF_TOKEN`.
 # - **Out of memory**: the micro-batch is halved by itself; then set `gradient_checkpointing=True`, then a smaller `max_length`.
-# - **Is counting words ahead?** Then use it: logistic regression on TF-IDF trains in seconds. More records, or a larger
-#   `base_model`, are what moves a language model past it.
+# - **Is the word-count classifier better?** Then use it: logistic regression on TF-IDF trains in seconds. With more records, or a larger
+#   `base_model`, the language model may get ahead of it.
 # - **Another device**: change `use_tpu` alone, restart the kernel and run all.

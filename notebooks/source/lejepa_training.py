@@ -17,8 +17,8 @@
 # - **A folder of documents** (`.md`, `.rst`, `.txt`, `.html`, `.pdf`, `.docx`): the model learns which heading belongs to which text. It is kept
 #   where that helps your documents; else the stock model stays, and one line says so.
 #
-# Some of your questions train, some choose how the search weighs its parts, and some only test. A verdict says what training adds to the
-# same search, and what the whole search is worth against the stock model alone.
+# Some of your questions train the model, some choose the weights of the search, and some are for the test alone. A verdict says what
+# training adds to the search, and how much better the whole search is than the stock model alone.
 #
 # {picture: nDCG@10 of the stock model, of BM25 and of the whole search}
 #
@@ -45,8 +45,8 @@
 # - **A folder of documents** (`.md`, `.rst`, `.txt`, `.html`, `.pdf`, `.docx`): the model learns which heading belongs to which text. It is kept
 #   where that helps your documents; else the stock model stays, and one line says so.
 #
-# Some of your questions train, some choose how the search weighs its parts, and some only test. A verdict says what training adds to the
-# same search, and what the whole search is worth against the stock model alone.
+# Some of your questions train the model, some choose the weights of the search, and some are for the test alone. A verdict says what
+# training adds to the search, and how much better the whole search is than the stock model alone.
 #
 # {picture: nDCG@10 of the stock model, of BM25 and of the whole search}
 #
@@ -71,7 +71,7 @@
 # {own data} It may be a folder of documents, one document, or a `.csv`, `.tsv`, `.jsonl` or `.parquet` with a question and an answer in each row
 # (`question` and `answer`, or `anchor` and `positive`), a `text` and its `category`, or a `text` alone. A folder may hold both documents and
 # such files. A folder in BEIR's layout brings its own questions. 0 = choose for me. Every setting is checked before anything is
-# downloaded. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# downloaded. Never paste API keys here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.lejepa.parameters.EmbeddingParameters
@@ -94,9 +94,9 @@ print(f"output     {run.path}")
 # %% [markdown]
 # ## Data
 #
-# The stock model is loaded first, because it counts: a document becomes passages of at most as many tokens as the model reads, so that no
-# word of yours is cut off unseen. All passages are searchable. The questions are divided into those that train, those that choose (dev)
-# and those that only test; the second table says how. Files that could not be read are listed with the reason.
+# The stock model is loaded first, because its tokenizer decides where a document is divided: no passage has more tokens than the model
+# reads, so nothing is cut off. All passages can be found. The questions are divided into training, dev (they choose the settings of the search)
+# and test; a table says how many there are of each. Files that could not be read are listed with the reason.
 
 # %%
 from helpers.lejepa import data, sample
@@ -125,9 +125,9 @@ print(loaded.passages[0].text[:400])
 # %% [markdown]
 # ## The method, in one file
 #
-# Two views of a text should have the same embedding. One embedding for all texts would do that, too. **SIGReg** prevents it: it
-# asks that the embeddings of a batch look like draws from an isotropic Gaussian, in many random directions. A third, contrastive term
-# asks that a view is closer to its own text than to others.
+# Two views of a text should have the same embedding. A model that gives all texts one embedding would do that, too. **SIGReg** prevents
+# this: in many random directions, the embeddings of a batch must look like draws from an isotropic Gaussian. A third, contrastive term
+# pulls a view closer to its own text than to the other texts.
 #
 # $$\mathcal{L} = (1 - w)\,\mathrm{invariance} + w\,\mathrm{SIGReg} + c\,\mathrm{contrastive}$$
 #
@@ -163,9 +163,10 @@ print(f"SIGReg of a batch where all texts have one embedding {sigreg(torch.zeros
 # %% [markdown]
 # ## What costs nothing
 #
-# The stock model embeds all passages once, and past questions as well. A search may use the **meaning** alone (cosines), **BM25** alone (it
-# counts words), both by weights or by rank, and where answers have several past questions a **linear classifier** on the frozen
-# embeddings, which takes seconds. The dev questions choose the weights; without dev questions a default goes by script and length.
+# The stock model embeds all passages and past questions once. A search can use the **meaning** alone (cosines), **BM25** alone (it
+# counts words), or both, combined by weights or by rank. Where answers have several past questions, a **linear classifier** on the frozen
+# embeddings is a fourth way; it trains in seconds. The dev questions choose the weights. Without dev questions the weights depend on the
+# script and the length of the texts.
 
 # %%
 from helpers.lejepa.evaluation import HEAD, STOCK, TRAINED, Judge, Mix, choose, compare, default_mix, report
@@ -199,8 +200,8 @@ if dev in measured:
 # %% [markdown]
 # ## Model and plan
 #
-# LeJEPA goes on from the stock model with a linear head after it, on principal axes: at the start the two rank alike, as far as
-# `output_dim` allows. The first table says what will run and why, the second what it is expected to take.
+# LeJEPA starts from the stock model and puts a linear head behind it, which begins as the principal axes of the embeddings. So at the start
+# both rank alike, as far as `output_dim` allows. The first table says what will run and why, the second how much time and memory to expect.
 
 # %%
 import dataclasses
@@ -236,9 +237,9 @@ tables.show(forecast.rows())
 # %% [markdown]
 # ## Train
 #
-# The rows are plain pairs of texts, and no answer is twice in a batch, where it would be its own negative. First the head alone is trained
-# on the embeddings that are at hand, which takes seconds; then the whole model. The log has each term of the loss, with its weight.
-# The last two tables say what the run cost, as measured: `mfu` is the share of the named datasheet peak that was used. On a TPU
+# The rows are plain pairs of texts. No answer is twice in a batch, since it would be its own negative. First the head alone is trained
+# on the embeddings computed above, which takes seconds; then the whole model. The log has each term of the loss, with its weight.
+# The last two tables show what the run cost, measured: `mfu` is the share of the named datasheet peak that was used. On a TPU
 # `compiles_after_warmup` and `host_syncs_per_step` must be 0: anything else means that shapes change or that values leave the chip at
 # every step.
 
@@ -258,9 +259,9 @@ tables.show(forecast.compared(cost["train"]))
 # %% [markdown]
 # ## Is it any good?
 #
-# The verdict has two rows: what training adds to the same search with weights of its own, and what the whole search adds to the stock
-# model alone. The test questions were not used for any choice. The intervals are a paired bootstrap over them: where 0 lies
-# inside, the two are not told apart.
+# The verdict has two rows: what training adds to the same search, and what the whole search adds to the stock model alone. The test
+# questions were not used for any choice. The intervals come from a paired bootstrap over these questions: where an interval contains 0, there
+# is no significant difference.
 
 # %%
 import pandas
@@ -293,8 +294,8 @@ print(f"kept: {choice.model}, searched by {choice.mixes[choice.model]} ({choice.
 # %% [markdown]
 # ## Save
 #
-# `model/` is what LeJEPA trained. `search/` holds all that the search needs: its model, a FAISS index, a BM25 index, the passages, the
-# weights and `search.py`, which works without this package. All past questions are in it, those that chose and tested as well.
+# `model/` is the model that LeJEPA trained. `search/` contains everything that the search needs: its model, a FAISS index, a BM25 index, the
+# passages, the weights and `search.py`, which works without this package. All past questions are in it, also those of dev and test.
 
 # %%
 from sentence_transformers import SentenceTransformer
@@ -356,6 +357,6 @@ tables.show([{"score": score, "document": name, "passage": text[:300]} for score
 # - **New, changed or removed documents**: run all cells again. Only their passages are embedded; the model stays as it was trained.
 # - **Take the model with you**: `SentenceTransformer("<output_dir>/model")`; its dimensions are sorted, so `truncate_dim=128` keeps the
 #   most important ones.
-# - **Collect past questions**: give a `.csv` with `question` and `answer`, in the folder of your documents or by itself. Searched beside their
-#   answers they help, whether or not training does.
+# - **Collect past questions**: give a `.csv` with `question` and `answer`, in the folder of your documents or by itself. The search improves
+#   with them, whether or not training helps.
 # - **Another method**: change `views` or the weights of the loss in the method's cell.

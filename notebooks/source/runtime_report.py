@@ -36,8 +36,8 @@
 # %% [markdown]
 # ## Your settings
 #
-# A part that no time is left for is named in the report. Run the cell below again, or all cells, and what is missing is added to the same file.
-# The models come from the hub; `models` is for a machine without it.
+# The report lists the parts that there was no time for. Run the cell below again, or all cells, and the missing parts are added to the same file.
+# The models come from the hub; `models` is for a machine that cannot reach it.
 
 # %% tags=["parameters"]
 # @title Parameters

@@ -48,7 +48,7 @@
 # ## Your settings
 #
 # 0 = choose for me. {own data} In a `.txt` the texts stand between `<|endoftext|>`, blank lines or line ends; a table has a column
-# `text`; a folder has a text a file. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# `text`; a folder has a text a file. Never paste API keys here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.reservoir.parameters.ReservoirParameters
@@ -77,7 +77,7 @@ print(machine, f"output     {run.path}", sep="\n")
 # %% [markdown]
 # ## Data
 #
-# Some texts are set aside: **dev** chooses settings, **test** is read once, at the end. No text is in two of the three.
+# Some texts are set aside: **dev** chooses settings, **test** is used once, at the end. No text is in two of the three parts.
 
 # %%
 from helpers.reservoir.data import load_texts, tokens_of, train_tokenizer
@@ -168,8 +168,8 @@ ticks = axes.set_xticks(
 # %% [markdown]
 # ## Counting costs nothing
 #
-# Before anything is trained the model counts: Kneser-Ney smoothing of phrases of up to five tokens, and a cache that holds what this text
-# said before. A language model that does not beat this number is not worth training.
+# Before anything is trained the model counts: Kneser-Ney smoothing over phrases of up to five tokens, and a cache of what the present text
+# has contained so far. A language model that does not beat this number is not worth training.
 
 # %%
 bytes_V = token_bytes(tokenizer)
@@ -185,11 +185,11 @@ print(f"counting: {score(model, dev[:READ_DEV]).bits_per_byte:.3f} bits per byte
 # %% [markdown]
 # ## Plan and train
 #
-# First what will run, and what it is expected to take. Then the readout learns by the stock Hugging Face trainer; ours adds exact resume,
-# whole checkpoints and a stop that saves. Nothing in the network is trained, so its states are the same in every epoch: the host reads a
-# stretch of text once, and a step learns from 256 tokens that are drawn from everywhere in it. A token that the counts know well is read
-# seldom and weighs more. The counts of a training text are those of other texts, so that the model learns what counts are worth on texts
-# that they have not seen.
+# First the plan: what will run, and how much time and memory to expect. Then the stock Hugging Face trainer trains the readout; our subclass
+# adds exact resume, whole checkpoints and a stop that saves. Nothing in the network is trained, so its states are the same in every epoch: the host reads a
+# stretch of text once, and a step learns from 256 tokens that are drawn from everywhere in it. A token that the counts predict well is drawn
+# seldom and weighs more. The counts for a training text come from the other texts, so that the model learns how far counts can be trusted on
+# unseen text.
 
 # %%
 from helpers.plan import forecast as forecasts
@@ -288,7 +288,7 @@ print(f"(after {used:.0f} s of processor time since the start)")
 #
 # Counting and the model predict the test texts, which were not used for tuning. `compare_memories` also trains the same model with the other
 # memory: a GRU, a recurrent network that is trained through time. It has about as many trained weights and the same counts, recall, codes and
-# number of tokens. The intervals say how much a difference moves if other texts of the same kind had been tested.
+# number of tokens. The intervals say how much a difference would vary with other test texts of the same kind.
 
 # %%
 NAMES = {"reservoir": "reservoir", "gru": "GRU"}
@@ -326,8 +326,8 @@ _ = axes.set(
 # %% [markdown]
 # ## Take it with you
 #
-# The folder holds weights, counts, tokenizer and the file above. It is loaded again and must tell the same text. `results.json` beside it has
-# every figure of this run.
+# The folder contains the weights, the counts, the tokenizer and the method's file. It is loaded again and must write the same text.
+# `results.json` beside it has every figure of this run.
 
 # %%
 from transformers import AutoModelForCausalLM
