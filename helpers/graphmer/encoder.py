@@ -132,12 +132,14 @@ class Decay(nn.Module):
 
     def __init__(self, heads: int, base: float):
         super().__init__()
-        self.base, self.offset = base, nn.Parameter(torch.ones(heads))
+        self.base = base
+        self.offset = nn.Parameter(torch.ones(heads))
 
     def forward(self, distance_BNN: Tensor) -> Tensor:
         """[B, A, N, N] in fp32."""
-        shifted = torch.sqrt(distance_BNN.float() + 1)[:, None] - self.offset.float()[:, None, None]
-        return torch.exp(math.log(self.base) * F.gelu(shifted))
+        root_BNN = torch.sqrt(distance_BNN.float() + 1)
+        shifted_BANN = root_BNN[:, None] - self.offset.float()[:, None, None]
+        return torch.exp(math.log(self.base) * F.gelu(shifted_BANN))
 
 
 def alibi(position_BN: Tensor, heads: int) -> Tensor:
@@ -146,16 +148,19 @@ def alibi(position_BN: Tensor, heads: int) -> Tensor:
     Keys after the query cost double in even heads and keys before it in odd ones: an encoder has to tell left from right.
     """
     order_A = torch.arange(heads, device=position_BN.device)
-    slope_A11 = torch.exp(-8.0 * math.log(2) * (order_A + 1) / heads)[:, None, None]  # torch_xla runs exp2 on the host
-    ahead_BNN = (position_BN[:, None, :] - position_BN[:, :, None]).float()[:, None]
-    against = torch.where((order_A % 2 == 0)[:, None, None], ahead_BNN, -ahead_BNN).clamp(min=0)
-    return -slope_A11 * (ahead_BNN.abs() + against)
+    slope_A = torch.exp(-8.0 * math.log(2) * (order_A + 1) / heads)  # torch_xla runs exp2 on the host
+    is_even_A = order_A % 2 == 0
+    ahead_BNN = position_BN[:, None] - position_BN[:, :, None]
+    ahead_B1NN = ahead_BNN.float()[:, None]
+    against_BANN = torch.where(is_even_A[:, None, None], ahead_B1NN, -ahead_B1NN).clamp(min=0)
+    return -slope_A[:, None, None] * (ahead_B1NN.abs() + against_BANN)
 
 
 def segment_bias(segment_BN: Tensor) -> Tensor:
     """[B, 1, N, N]: 0 within a document of a packed sequence, `MASKED` between documents and at padding."""
-    same_BNN = (segment_BN[:, :, None] == segment_BN[:, None, :]) & (segment_BN > 0)[:, None, :]
-    return torch.where(same_BNN, 0.0, MASKED)[:, None]
+    is_token_BN = segment_BN > 0
+    same_BNN = segment_BN[:, :, None] == segment_BN[:, None]
+    return torch.where(same_BNN & is_token_BN[:, None], 0.0, MASKED)[:, None]
 
 
 def of_relation(table_RX: Tensor, relation_BG: Tensor) -> Tensor:
@@ -172,7 +177,8 @@ class RelationBias(nn.Module):
 
     def forward(self, batch: LeafyBatch) -> Tensor:
         """[B, A, N, N]; 0 everywhere else."""
-        S, (G, L) = batch.root_ids.shape[1], batch.leaf_ids.shape[1:]
+        _, S = batch.root_ids.shape
+        _, G, L = batch.leaf_ids.shape
         bias_BGA = of_relation(self.weight, batch.relation_ids) * (batch.relation_ids > 0)[..., None]
         place_BGS = torch.arange(S, device=bias_BGA.device) - batch.head_start[..., None]
         is_head_BGS = (place_BGS >= 0) & (place_BGS < batch.head_length[..., None])
@@ -191,7 +197,8 @@ class HGAT(nn.Module):
 
     def __init__(self, relations: int, width: int, dropout: float):
         super().__init__()
-        self.dropout, self.weight = dropout, nn.Parameter(torch.empty(relations, width, width))
+        self.dropout = dropout
+        self.weight = nn.Parameter(torch.empty(relations, width, width))
         self.attention = nn.Parameter(torch.empty(relations, 2, width))  # a_r: its half for tails and that for heads
         self.bias = nn.Parameter(torch.empty(relations, width))
 
@@ -204,7 +211,8 @@ class HGAT(nn.Module):
         tail_BGL = (leaf_BGLD * query_BG2D[:, :, :1]).sum(-1)
         head_BGH = (head_BGHD * query_BG2D[:, :, 1:]).sum(-1)
         score_BGLH = F.leaky_relu(tail_BGL[..., None] + head_BGH[:, :, None], 0.01)
-        score_BGLH = score_BGLH.masked_fill(~head_mask_BGH[:, :, None], torch.finfo(score_BGLH.dtype).min)
+        lowest = torch.finfo(score_BGLH.dtype).min
+        score_BGLH = score_BGLH.masked_fill(~head_mask_BGH[:, :, None], lowest)
         alpha_BGLH = torch.softmax(score_BGLH, dim=-1).to(head_BGHD.dtype)
         sums_PLD = (alpha_BGLH @ head_BGHD).flatten(0, 1)
         update_BGLD = relation_product(sums_PLD, relation_BG.flatten(), weight_RDD).view(leaf_BGLD.shape)
@@ -226,10 +234,13 @@ class Attention(nn.Module):
     def forward(self, x_BND, decay_BANN, bias_BANN):
         """softmax(decay q.k / sqrt(D / A) + bias) v. No library's attention has a factor on the logits."""
         B, N, D = x_BND.shape
-        query, key, value = self.inward(x_BND).view(B, N, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
-        logits = (query * (D // self.heads) ** -0.5) @ key.transpose(-1, -2)
-        share = torch.softmax(logits * decay_BANN + bias_BANN, dim=-1).to(value.dtype)  # the decay makes it fp32
-        mixed = F.dropout(share, self.dropout, self.training) @ value
+        projected = self.inward(x_BND).view(B, N, 3, self.heads, -1)
+        query, key, value = projected.permute(2, 0, 3, 1, 4)
+        query = query * query.shape[-1] ** -0.5
+        logits = query @ key.transpose(-1, -2)
+        share = torch.softmax(logits * decay_BANN + bias_BANN, dim=-1)
+        share = F.dropout(share.to(value.dtype), self.dropout, self.training)  # the decay made it fp32
+        mixed = share @ value
         return self.outward(mixed.transpose(1, 2).reshape(B, N, D))
 
 
@@ -310,7 +321,8 @@ class GraphMERModel(GraphMERPreTrainedModel):
         return self.encode_chains(LeafyBatch(**fields))
 
     def encode_chains(self, batch: LeafyBatch) -> GraphMEROutput:
-        (B, S), (G, L) = batch.root_ids.shape, batch.leaf_ids.shape[1:]
+        _, S = batch.root_ids.shape
+        B, G, L = batch.leaf_ids.shape
         is_token_BGL = (batch.leaf_segments > 0)[..., None] & (batch.leaf_ids != self.config.pad_token_id)
         leaf_segment_BK = (batch.leaf_segments[..., None] * is_token_BGL).flatten(1)
         segment_BN = torch.cat((batch.root_segments, leaf_segment_BK), dim=1)
@@ -318,10 +330,13 @@ class GraphMERModel(GraphMERPreTrainedModel):
         position_BN = torch.cat((batch.root_positions, leaf_position_BG.repeat_interleave(L, dim=1)), dim=1)
         leaves_BGLD = self._embed_leaves(batch)
         bias_BANN = segment_bias(segment_BN) + self.relation_bias(batch)
-        x_BND = torch.cat((self.embedding(batch.root_ids), leaves_BGLD.flatten(1, 2)), dim=1)
-        states_BND = self._encode(x_BND, position_BN, distances(S, batch.head_start, L), bias_BANN)
+        roots_BSD = self.embedding(batch.root_ids)
+        x_BND = torch.cat((roots_BSD, leaves_BGLD.flatten(1, 2)), dim=1)
+        distance_BNN = distances(S, batch.head_start, L)
+        states_BND = self._encode(x_BND, position_BN, distance_BNN, bias_BANN)
         states_BND = states_BND * (segment_BN > 0)[..., None]
-        return GraphMEROutput(root_states=states_BND[:, :S], leaf_states=states_BND[:, S:].reshape(B, G, L, -1))
+        leaf_states = states_BND[:, S:].reshape(B, G, L, -1)
+        return GraphMEROutput(root_states=states_BND[:, :S], leaf_states=leaf_states)
 
     def encode_text(self, text_ids: Tensor) -> Tensor:
         """Mean state [..., D] of texts [..., C] of their own, without leaves; 0 for an empty one."""
@@ -329,16 +344,21 @@ class GraphMERModel(GraphMERPreTrainedModel):
         is_token_PC = ids_PC != self.config.pad_token_id
         position_1C = torch.arange(ids_PC.shape[1], device=ids_PC.device)[None]
         distance_1CC = (position_1C[:, :, None] - position_1C[:, None]).abs()
-        states_PCD = self._encode(self.embedding(ids_PC), position_1C, distance_1CC, segment_bias(is_token_PC.long()))
+        bias_P1CC = segment_bias(is_token_PC.long())
+        states_PCD = self._encode(self.embedding(ids_PC), position_1C, distance_1CC, bias_P1CC)
         total_PD = (states_PCD * is_token_PC[..., None]).sum(1)
-        return (total_PD / is_token_PC.sum(1).clamp(min=1)[:, None]).view(*text_ids.shape[:-1], -1)
+        count_P = is_token_PC.sum(1).clamp(min=1)
+        mean_PD = total_PD / count_P[:, None]
+        return mean_PD.view(*text_ids.shape[:-1], -1)
 
     def _embed_leaves(self, batch: LeafyBatch) -> Tensor:
         leaves_BGLD = self.embedding(batch.leaf_ids)
         order_H = torch.arange(self.config.max_head_tokens, device=batch.leaf_ids.device)
-        place_BGH = (batch.head_start[..., None] + order_H).clamp(max=batch.root_ids.shape[1] - 1)
+        place_BGH = batch.head_start[..., None] + order_H
+        place_BGH = place_BGH.clamp(max=batch.root_ids.shape[1] - 1)
         # Looked up again, not gathered from the roots' vectors: XLA would send those of every chip to all.
-        heads_BGHD = self.embedding(batch.root_ids.gather(1, place_BGH.flatten(1)).view_as(place_BGH))
+        head_ids_BX = batch.root_ids.gather(1, place_BGH.flatten(1))
+        heads_BGHD = self.embedding(head_ids_BX.view_as(place_BGH))
         is_head_BGH = order_H < batch.head_length[..., None]
         leaves_BGLD = leaves_BGLD + self.hgat(leaves_BGLD, heads_BGHD, is_head_BGH, batch.relation_ids)
         return leaves_BGLD + self.leaf_embedding.weight
@@ -346,7 +366,8 @@ class GraphMERModel(GraphMERPreTrainedModel):
     def _encode(self, x_BND, position_BN, distance_BNN, bias) -> Tensor:
         """The layers; everything about pairs of tokens is computed once for all of them."""
         bias = bias + alibi(position_BN, self.config.num_attention_heads)
-        decay, x_BND = self.decay(distance_BNN), self.dropout(self.embedding_norm(x_BND))
+        decay = self.decay(distance_BNN)
+        x_BND = self.dropout(self.embedding_norm(x_BND))
         for layer in self.layers:
             x_BND = layer(x_BND, decay, bias)
         return self.norm(x_BND)
@@ -357,8 +378,10 @@ class GraphMERModel(GraphMERPreTrainedModel):
 
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy in nats of logits [..., V] where labels [...] are not -100."""
-    chosen = logits.gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1).float()
-    return mean_where(torch.logsumexp(logits.float(), dim=-1) - chosen, labels != IGNORED)
+    index = labels.clamp(min=0)[..., None]
+    chosen = logits.gather(-1, index).squeeze(-1)
+    nats = torch.logsumexp(logits.float(), dim=-1) - chosen.float()
+    return mean_where(nats, labels != IGNORED)
 
 
 class GraphMERForPreTraining(GraphMERPreTrainedModel):
@@ -370,7 +393,8 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         self.encoder = GraphMERModel(config)
         self.token_bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.triple_head = nn.Linear(D, 1) if config.triple_weight else None
-        self.query_head, self.entity_head = nn.Linear(D, E, bias=False), nn.Linear(D, E, bias=False)
+        self.query_head = nn.Linear(D, E, bias=False)
+        self.entity_head = nn.Linear(D, E, bias=False)
         self.ontology = None
         if config.scoring_weight:
             forbidden = (config.antisymmetric_relations, config.acyclic_relations)
@@ -389,7 +413,8 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         if batch.mlm_labels is None:
             return states
         terms = self._token_terms(batch, states) | self._entity_terms(batch, states)
-        loss = sum(weight * terms[name] for name, weight in self.config.weights().items())
+        weights = self.config.weights()
+        loss = sum(weights[name] * terms[name] for name in weights)
         return GraphMEROutput(loss=loss, terms=terms, root_states=states.root_states, leaf_states=states.leaf_states)
 
     def token_logits(self, states: Tensor) -> Tensor:  # [..., V]
@@ -409,9 +434,9 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         terms = {"mlm": token_loss(masked_BMV, batch.mlm_labels)}
         terms["mnm"] = token_loss(self.token_logits(states.leaf_states), batch.mnm_labels)
         if self.triple_head is not None:
-            logits_BG = self.triple_head(states.leaf_states[:, :, 0]).squeeze(-1).float()
+            logits_BG = self.triple_head(states.leaf_states[:, :, 0]).squeeze(-1)
             target_BG = batch.triple_labels.clamp(0, 1)
-            loss_BG = F.binary_cross_entropy_with_logits(logits_BG, target_BG, reduction="none")
+            loss_BG = F.binary_cross_entropy_with_logits(logits_BG.float(), target_BG, reduction="none")
             terms["triple"] = mean_where(loss_BG, batch.triple_labels >= 0)  # of masked leaves nothing is asked here
         return terms
 
@@ -420,11 +445,13 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         wrong_BGUE = None if batch.negative_text_ids is None else self.entities(batch.negative_text_ids)
         tails_BGE = self.entities(batch.tail_text_ids)
         masked_BG = (batch.mnm_labels != IGNORED).any(-1)
-        terms = {"contrastive": self.contrastive_loss(batch, self.queries(states), masked_BG, tails_BGE, wrong_BGUE)}
+        queries_BGE = self.queries(states)
+        terms = {"contrastive": self.contrastive_loss(batch, queries_BGE, masked_BG, tails_BGE, wrong_BGUE)}
         if self.ontology is None:
             return terms
         true_BG = (batch.relation_ids > 0) & (batch.tail_entities >= 0) & (batch.triple_labels != 0)
-        heads_PE, tails_PE = self.entities(batch.head_text_ids).flatten(0, 1), tails_BGE.flatten(0, 1)
+        heads_PE = self.entities(batch.head_text_ids).flatten(0, 1)
+        tails_PE = tails_BGE.flatten(0, 1)
         relation_P, true_P = batch.relation_ids.flatten(), true_BG.flatten()
         expected_BGE = self.ontology.expected_tails(heads_PE, relation_P).view_as(tails_BGE)
         terms["scoring"] = self.contrastive_loss(batch, expected_BGE, true_BG, tails_BGE, wrong_BGUE)
@@ -437,14 +464,16 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         Not among them are tails without an entity, other copies of the right one, and tails that are known to be right as well.
         """
         temperature, entities_P = self.config.contrastive_temperature, batch.tail_entities.flatten()
-        scores_PX = (queries_BGE.flatten(0, 1) @ tails_BGE.flatten(0, 1).T).float() / temperature
+        scores_PX = queries_BGE.flatten(0, 1) @ tails_BGE.flatten(0, 1).T
+        scores_PX = scores_PX.float() / temperature
         true_P = scores_PX.diagonal()
         same_PX = entities_P[:, None] == entities_P
         excluded_PX = (entities_P < 0) | same_PX | batch.known_BGX.flatten(0, 1)
         own_PX = torch.eye(len(entities_P), dtype=torch.bool, device=entities_P.device)
         scores_PX = scores_PX.masked_fill(excluded_PX & ~own_PX, MASKED)
         if wrong_BGUE is not None:
-            wrong_BGU = (wrong_BGUE @ queries_BGE[..., None]).squeeze(-1).float() / temperature
+            wrong_BGU = (wrong_BGUE @ queries_BGE[..., None]).squeeze(-1)
+            wrong_BGU = wrong_BGU.float() / temperature
             absent_BGU = (batch.negative_text_ids == self.config.pad_token_id).all(-1)
             wrong_PU = wrong_BGU.masked_fill(absent_BGU, MASKED).flatten(0, 1)
             scores_PX = torch.cat((scores_PX, wrong_PU), dim=1)
