@@ -202,7 +202,7 @@ class Asked:
             return resolver.places(use.scope, use.chain)
         targets = resolver.mentioned(use.scope, use.chain)
         if entity.name == "__init__":
-            return targets.each(lambda value: self._constructor(resolver, value))
+            return targets.map(lambda value: self._constructor(resolver, value))
         return targets
 
     def _constructor(self, resolver: Resolver, value: Value) -> Targets:

@@ -290,7 +290,7 @@ class JavaResolver(Resolver):
         method = f"{name.partition('/')[0]}/"
         if "/" in name and method in module.scope.names:
             imported = self._meanings(module.scope.names[method])
-            return imported.each(lambda owner: self._attribute(owner, name))
+            return imported.map(lambda owner: self._attribute(owner, name))
         for origin, _ in module.stars:
             imported_from = self.label + origin
             if imported_from in self.classes and name in self.classes[imported_from].names:

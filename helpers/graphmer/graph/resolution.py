@@ -18,11 +18,15 @@ from .knowledge_graph import EXTERNAL, UNKNOWN, Entity
 from .python import ANYTHING, THIS_MODULE
 from .scopes import NOTHING, OPAQUE, Expression, Known, Meaning, Module, Scope, Value
 
-_BUILTINS = {  # not all of vars(builtins): a notebook adds to them and replaces `input`
-    name: value
-    for name, value in vars(builtins).items()
-    if (isinstance(value, type | BuiltinFunctionType) and not name.startswith("_")) or name in ("input", "__import__")
-}
+
+def _is_builtin(name: str) -> bool:
+    """Whether `builtins` has it of its own: a notebook adds to them and replaces `input`."""
+    if name in ("input", "__import__"):
+        return True
+    return isinstance(vars(builtins)[name], type | BuiltinFunctionType) and not name.startswith("_")
+
+
+_BUILTINS = {name: value for name, value in vars(builtins).items() if _is_builtin(name)}
 
 CLASSES = ("class", "exception", "interface", "enum", "annotation")
 FUNCTIONS = ("function", "method", "constructor", "test")
@@ -63,14 +67,16 @@ class Targets(NamedTuple):
 
     @property
     def one(self) -> Value | None:
-        return self.values[0] if self.complete and len(self.values) == 1 else None
+        if self.complete and len(self.values) == 1:
+            return self.values[0]
+        return None
 
-    def each(self, function) -> "Targets":
+    def map(self, function: "Callable[[Value], Targets]") -> "Targets":
         """The targets that a function gives for the values."""
         if not self.values:
             return self
         joined = join([function(value) for value in self.values])
-        return joined if self.complete else joined._replace(complete=False)
+        return joined._replace(complete=joined.complete and self.complete)
 
 
 OPEN = Targets()
@@ -79,19 +85,22 @@ _MOST_STEPS, _DEEPEST = 3_000, 50  # of one look-up; what takes more stays open
 
 
 def only(value: Value | None) -> Targets:
-    return OPEN if value is None else Targets((value,), True)
+    if value is None:
+        return OPEN
+    return Targets((value,), True)
 
 
 def join(parts: Iterable[Targets]) -> Targets:
     """All that one of the parts may stand for."""
-    values: dict[tuple[str, bool], bool] = {}
+    is_exact: dict[tuple[str, bool], bool] = {}
     is_complete = []
     for part in parts:
         is_complete.append(part.complete)
-        for entity, is_instance, exact in part.values:
-            values[entity, is_instance] = exact and values.get((entity, is_instance), True)
-    joined = tuple(Value(*key, exact) for key, exact in values.items())
-    return Targets(joined, bool(is_complete) and all(is_complete))
+        for value in part.values:
+            key = (value.entity, value.is_instance)
+            is_exact[key] = value.exact and is_exact.get(key, True)
+    values = [Value(*key, exact) for key, exact in is_exact.items()]
+    return Targets(tuple(values), bool(is_complete) and all(is_complete))
 
 
 class Resolver:
@@ -127,7 +136,7 @@ class Resolver:
         self.active: dict[tuple, tuple[int, Targets | None]] = {}  # depth, and what is assumed
         self.lowest = sys.maxsize  # of the depths that the present look-up depends on
         self.steps = 0
-        self.orders: dict[str, list[str]] = {}
+        self.orders: dict[str, list[str]] = {"?": ["?"]}
         self.passing: dict[str, int] = {}
         self._below: dict[str, list[str]] | None = None
         self._subclasses: dict[str, list[str]] = {}
@@ -136,10 +145,13 @@ class Resolver:
         for module in self.modules.values():
             for target, name, meaning in module.stores:
                 scope = target.scope
-                is_module = target.chain == THIS_MODULE
-                owners = only(Value(module.id)) if is_module else self.value(scope, target.chain)
+                owners = only(Value(module.id))
+                if target.chain != THIS_MODULE:
+                    owners = self.value(scope, target.chain)
                 is_any = name == ANYTHING or (not name and scope.reads_members)
-                names = [name] if name else self._computed_names(scope)
+                words = {name}
+                if not name:
+                    words = self._computed_names(scope)
                 for owner in owners.values:
                     if name == "__class__":
                         kind = self.meaning(meaning).one
@@ -147,20 +159,25 @@ class Resolver:
                     if is_any:
                         self.tainted.add(owner.entity)
                     elif owner.entity in self.defined and name != "__class__":
-                        for word in names:
+                        for word in words:
                             self._store(owner, word, meaning)
                 if not owners.complete:
-                    for word in names:
+                    for word in words:
                         self.loose[word].append(meaning)
 
     def _computed_names(self, scope: Scope) -> set[str]:
         """What a computed name can be in a function: its own strings, and those that calls of it give."""
-        names = [scope.owner, scope.owner.removesuffix(".__init__").rpartition(".")[2]]
-        return set().union(*(module.words.get(name, ()) for module in self.modules.values() for name in names))
+        name = scope.owner.removesuffix(".__init__").rpartition(".")[2]
+        words: set[str] = set()
+        for module in self.modules.values():
+            words.update(module.words.get(scope.owner, ()), module.words.get(name, ()))
+        return words
 
     def _store(self, owner: Value, name: str, meaning: Meaning) -> None:
-        is_one = owner.exact or owner.is_instance or owner.entity not in self.classes
-        for entity in [owner.entity] if is_one else [owner.entity, *self.subclasses(owner.entity)]:
+        entities = [owner.entity]
+        if owner.entity in self.classes and not (owner.exact or owner.is_instance):
+            entities += self.subclasses(owner.entity)
+        for entity in entities:
             self.patched[entity, name, owner.is_instance].append(meaning)
             if entity in self.classes:
                 self.definers[name].add(entity)
@@ -183,7 +200,9 @@ class Resolver:
             self.lowest = min(self.lowest, depth)
             return assumed
         depth, lowest, assumed = len(self.active), self.lowest, NONE_YET
-        self.steps = self.steps + 1 if depth else 0
+        self.steps += 1
+        if depth == 0:
+            self.steps = 0
         if self.steps > _MOST_STEPS or depth > _DEEPEST:
             return OPEN
         try:
@@ -198,7 +217,10 @@ class Resolver:
                 targets = targets and targets._replace(complete=False)
         finally:
             del self.active[key]
-            own, self.lowest = self.lowest, min(lowest, self.lowest if self.lowest < depth else lowest)
+            own = self.lowest
+            self.lowest = lowest
+            if own < depth:
+                self.lowest = min(lowest, own)
         if own >= depth:
             self.values[key] = targets
         return targets
@@ -206,30 +228,42 @@ class Resolver:
     def _value(self, scope: Scope, chain: str) -> Targets:
         last = chain[-1]
         if last == ")":
-            called, _, argument = chain[:-1].partition("(") if chain[-2] != "(" else (chain[:-2], "", "")
-            targets = self.value(scope, called)
-            method = targets.one and _GIVING_ARGUMENT.get(targets.one.entity)
-            if argument and method:
-                return self.value(scope, argument).each(lambda value: self._by_method(value, method))
-            # What `type(x)` gives is some class, not an instance of `type`.
-            return OPEN if called in ("super", "type") else targets.each(self._result)
+            return self._value_of_call(scope, chain)
         if last == "!":
-            return self.value(scope, chain[:-1]).each(self._declared)
+            return self.value(scope, chain[:-1]).map(self._declared)
         if last == "^":
-            return self.value(scope, chain[:-1]).each(lambda value: only(value._replace(is_instance=False)))
-        if last == "~":
-            return self.value(scope, chain[:-3]).each(self._awaited) if chain.endswith("()~") else OPEN
-        if chain[0] == "?":
+            instances = self.value(scope, chain[:-1])
+            return instances.map(lambda instance: only(instance._replace(is_instance=False)))
+        if chain.endswith("()~"):
+            return self.value(scope, chain[:-3]).map(self._awaited)
+        if last == "~" or chain[0] == "?":
             return OPEN
         if ":" in chain:
             origin, _, name = chain.partition(":")
-            return self.imported(origin, name, scope.module) if name else only(self.module(origin, scope.module))
+            if name:
+                return self.imported(origin, name, scope.module)
+            return only(self.module(origin, scope.module))
         before, dot, name = chain.rpartition(".")
         if not dot:
             return self._name(scope, chain)
         if _SUPER.fullmatch(before):
             return self._inherited(scope, before[6:-1], name)
-        return self.value(scope, before).each(lambda owner: self._attribute(owner, name))
+        owners = self.value(scope, before)
+        return owners.map(lambda owner: self._attribute(owner, name))
+
+    def _value_of_call(self, scope: Scope, chain: str) -> Targets:
+        if chain.endswith("()"):
+            called, argument = chain[:-2], ""
+        else:
+            called, _, argument = chain[:-1].partition("(")
+        targets = self.value(scope, called)
+        method = targets.one and _GIVING_ARGUMENT.get(targets.one.entity)
+        if argument and method:
+            arguments = self.value(scope, argument)
+            return arguments.map(lambda value: self._by_method(value, method))
+        if called in ("super", "type"):  # what `type(x)` gives is some class, not an instance of `type`
+            return OPEN
+        return targets.map(self._result)
 
     def mentioned(self, scope: Scope, chain: str) -> Targets:
         """The definitions that a chain may name: of a property itself, not what it returns."""
@@ -237,19 +271,21 @@ class Resolver:
         if not dot or chain[-1] in ")!~" or chain[0] == "?" or ":" in chain or _SUPER.fullmatch(before):
             targets = self.value(scope, chain)
         else:
-            targets = self.value(scope, before).each(lambda owner: self.attribute(owner, name))
+            owners = self.value(scope, before)
+            targets = owners.map(lambda owner: self.attribute(owner, name))
         return targets._replace(values=self._uncovered(targets.values))
 
     def _uncovered(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
         """Without methods that override another of the values, which stands for them, too; a static one does not."""
-        covered = set()
-        for entity, _, exact in values:
-            below = [] if exact else self.overriders(entity)
-            if below and Expression("staticmethod", self.classes[entity.rpartition(".")[0]]) not in self._decorators(
-                entity
-            ):
-                covered |= {*below}
+        covered: set[str] = set()
+        for value in values:
+            if not value.exact and not self._is_static(value.entity):
+                covered.update(self.overriders(value.entity))
         return tuple(value for value in values if value.entity not in covered)
+
+    def _is_static(self, method: str) -> bool:
+        owner = self.classes.get(method.rpartition(".")[0])
+        return owner is not None and Expression("staticmethod", owner) in self._decorators(method)
 
     def _name(self, scope: Scope, name: str) -> Targets:
         if name[0] == "<":
@@ -257,12 +293,12 @@ class Resolver:
             return only(value and value._replace(is_instance=True))
         binder = self.binder(scope, name)
         if binder is None or binder.kind == "module":
-            member = self._module_member(scope.module, name)
-            return only(self._builtin(name)) if member is None else member
+            return self._module_member(scope.module, name) or only(self._builtin(name))
         targets = self._meanings(binder.names[name])
         if binder.kind == "class":  # before its line a name in a class is that of the module
             outer = self._name(binder.outer, name)
-            return join([targets, outer]) if outer.values else targets
+            if outer.values:
+                return join([targets, outer])
         return targets
 
     def binder(self, scope: Scope, name: str) -> Scope | None:
@@ -276,17 +312,21 @@ class Resolver:
         return join([self.meaning(meaning) for meaning in meanings if meaning is not NOTHING])
 
     def meaning(self, meaning: Meaning) -> Targets:
-        if isinstance(meaning, Known):
-            value = meaning.value
-            complete = value.is_instance or not value.exact or self.passes(value.entity) > 0
-            return Targets((value,), complete)
-        return self.value(meaning.scope, meaning.chain) if isinstance(meaning, Expression) else OPEN
+        if isinstance(meaning, Expression):
+            return self.value(meaning.scope, meaning.chain)
+        if not isinstance(meaning, Known):
+            return OPEN
+        value = meaning.value
+        is_complete = value.is_instance or not value.exact or self.passes(value.entity) > 0
+        return Targets((value,), is_complete)
 
     def module(self, name: str, importer: Module) -> Value | None:
         """A module by the name that an import uses; None where two could be meant."""
         path = self.imports.find(name, importer.path)
-        if path is None or path:
-            return self._at(path) if path else None
+        if path is None:
+            return None
+        if path:
+            return self._at(path)
         below = name.lstrip(".")
         dots = name[: len(name) - len(below)]
         if not below:  # `from . import x` in the folder of all sources
@@ -312,20 +352,24 @@ class Resolver:
 
     def imported(self, origin: str, name: str, importer: Module) -> Targets:
         module = self.module(origin, importer)
-        if module and module.entity == importer.id and (sub := f"{importer.path}/{name}") in self.files:
-            return only(self._at(sub))  # `from . import sub` in a package binds what it asks for
-        return self._attribute(module, name) if module else OPEN
+        if module is None:
+            return OPEN
+        submodule = f"{importer.path}/{name}"
+        if module.entity == importer.id and submodule in self.files:
+            return only(self._at(submodule))  # `from . import submodule` in a package binds what it asks for
+        return self._attribute(module, name)
 
     def _module_member(self, module: Module, name: str) -> Targets | None:
         """What a module may have under a name; None where it binds none."""
         return self._solve((module, name), lambda: self._bound_in(module, name))
 
     def _bound_in(self, module: Module, name: str) -> Targets | None:
-        meanings = module.scope.names.get(name)
-        parts = [self._meanings(meanings)] if meanings else []
+        parts = []
+        if name in module.scope.names:
+            parts.append(self._meanings(module.scope.names[name]))
         parts += self._starred(module, name)
-        if patches := self.patched.get((module.id, name, False)):
-            parts.append(self._meanings(patches))
+        if (module.id, name, False) in self.patched:
+            parts.append(self._meanings(self.patched[module.id, name, False]))
         if not parts:
             return None
         parts += self._stored_anywhere(name)
@@ -335,7 +379,9 @@ class Resolver:
 
     def _stored_anywhere(self, name: str) -> list[Targets]:
         """What may be assigned to an attribute of an object that is not known."""
-        return [self._meanings(self.loose[name])] if name in self.loose else []
+        if name not in self.loose:
+            return []
+        return [self._meanings(self.loose[name])]
 
     def _starred(self, module: Module, name: str) -> list[Targets]:
         """`name` through `from x import *`; one from outside may replace what stands above it."""
@@ -345,9 +391,10 @@ class Resolver:
             source = self.module(origin, module)
             if source and source.entity in self.modules and source.entity != module.id:
                 inside = self.modules[source.entity]
-                if name in inside.exports if inside.exports is not None else name[0] != "_":
+                if inside.is_public(name):
                     member = self._module_member(inside, name)
-                    starred += [member] if member else []
+                    if member:
+                        starred.append(member)
             elif entity and 0 < entity.line < line:
                 starred.append(OPEN)
         return starred
@@ -355,7 +402,9 @@ class Resolver:
     def _attribute(self, value: Value, name: str) -> Targets:
         """What `value.name` gives; of a property what it returns."""
         targets = self.attribute(value, name)
-        return targets.each(self._read) if value.is_instance else targets
+        if value.is_instance:
+            return targets.map(self._read)
+        return targets
 
     def _read(self, value: Value) -> Targets:
         if self.is_property(value):
@@ -367,13 +416,15 @@ class Resolver:
         entity = value.entity
         if entity in self.folders:
             path = f"{self.folders[entity]}/{name}"
-            return only(self._at(path) if path in self.files or path in self.imports.folders else None)
+            if path in self.files or path in self.imports.folders:
+                return only(self._at(path))
+            return OPEN
         if entity in self.modules:
             module = self.modules[entity]
-            if (sub := f"{module.path}/{name}") in self.files and name not in module.scope.names:
-                return only(self._at(sub))
-            member = self._module_member(module, name)
-            return OPEN if member is None else member
+            path = f"{module.path}/{name}"
+            if path in self.files and name not in module.scope.names:
+                return only(self._at(path))
+            return self._module_member(module, name) or OPEN
         if name == "__class__" and value.is_instance:
             return only(Value(entity, False, value.exact))
         if entity in self.classes or _builtin_class(entity):
@@ -390,24 +441,39 @@ class Resolver:
         if entity == "builtins.property":
             return OPEN
         if called.is_instance:
-            functions = self.member(called, "__call__") if entity in self.classes else OPEN
-            return functions.each(lambda function: OPEN if function.is_instance else self._result(function))
+            if entity not in self.classes:
+                return OPEN
+            return self.member(called, "__call__").map(self._result_of_function)
         if self.type_of(entity) in CLASSES:
             instance = Value(entity, True, called.exact)
-            return only(instance) if self.makes_instances(entity) else Targets((instance,), False)
+            return Targets((instance,), self.makes_instances(entity))
         return self._returned(called, is_awaited=False)
+
+    def _result_of_function(self, called: Value) -> Targets:
+        if called.is_instance:
+            return OPEN
+        return self._result(called)
 
     def _by_method(self, value: Value, name: str) -> Targets:
         """What a method of an object makes of it; the object where its class has no such method."""
-        methods = self.member(value._replace(is_instance=False), name) if value.is_instance else OPEN
-        return methods.each(self._result) if methods.values else only(value)
+        if not value.is_instance:
+            return only(value)
+        methods = self.member(value._replace(is_instance=False), name)
+        if not methods.values:
+            return only(value)
+        return methods.map(self._result)
 
     def _awaited(self, called: Value) -> Targets:
-        return OPEN if called.is_instance else self._returned(called, is_awaited=True)
+        if called.is_instance:
+            return OPEN
+        return self._returned(called, is_awaited=True)
 
     def _returned(self, called: Value, is_awaited: bool) -> Targets:
+        functions = [called.entity]
+        if not called.exact:
+            functions += self.overriders(called.entity)
         parts = []
-        for function in [called.entity] if called.exact else [called.entity, *self.overriders(called.entity)]:
+        for function in functions:
             module = self.module_of.get(function)
             if module is None or self.passes(function) < 2 or is_awaited != (function in module.asynchronous):
                 return OPEN
@@ -419,10 +485,12 @@ class Resolver:
 
     def _declared(self, value: Value) -> Targets:
         """An instance of the class that an annotation admits; of any other where it names a protocol."""
-        is_class = not value.is_instance and self.type_of(value.entity) in CLASSES
+        if value.is_instance or self.type_of(value.entity) not in CLASSES:
+            return OPEN
+        if value.entity in ("builtins.object", "builtins.type"):
+            return OPEN
         scope = self.classes.get(value.entity)
-        is_protocol = scope is not None and any("Protocol" in base for _, base in scope.bases)
-        if not is_class or is_protocol or value.entity in ("builtins.object", "builtins.type"):
+        if scope and any("Protocol" in base for _, base in scope.bases):
             return OPEN
         return only(Value(value.entity, True, False))
 
@@ -439,17 +507,24 @@ class Resolver:
     def _in_sources(self, entity: str, name: str) -> str | None:
         """The function that a class in the sources has under a name."""
         targets = self.lookup(self.order(entity), name, is_instance=False)
-        return next((value.entity for value in targets.values if value.entity in self.module_of), None)
+        for value in targets.values:
+            if value.entity in self.module_of:
+                return value.entity
+        return None
 
     def constructor(self, entity: str) -> Targets:
         """The `__init__` in the sources that calling a class runs."""
-        return self.lookup(self.order(entity), "__init__", False) if self.makes_instances(entity) else OPEN
+        if not self.makes_instances(entity):
+            return OPEN
+        return self.lookup(self.order(entity), "__init__", False)
 
     # ---- decorators
 
     def _decorators(self, entity: str) -> Iterable[Meaning]:
         module = self.module_of.get(entity)
-        return module.decorators.get(entity, ()) if module else ()
+        if module is None:
+            return ()
+        return module.decorators.get(entity, ())
 
     def is_property(self, value: Value) -> bool:
         """Whether it is a method that is called by naming it."""
@@ -471,7 +546,8 @@ class Resolver:
         """0: its decorators may put anything in its place · 1: its calls run it · 2: and they give what it gives."""
         if entity not in self.passing:
             self.passing[entity] = 0
-            self.passing[entity] = min(map(self._passed, self._decorators(entity)), default=2)
+            levels = map(self._passed, self._decorators(entity))
+            self.passing[entity] = min(levels, default=2)
         return self.passing[entity]
 
     def _passed(self, decorator: Meaning) -> int:
@@ -487,15 +563,19 @@ class Resolver:
         if entity in _RUNNING:
             return 1
         maker = self.value(decorator.scope, decorator.chain).one  # of a decorator with arguments what it makes
-        return self._gives_argument(maker.entity) if maker else 0
+        if maker is None:
+            return 0
+        return self._gives_argument(maker.entity)
 
     def _gives_argument(self, function: str) -> int:
         """Whether a function returns its first argument (2), or a function that wraps and calls it (1)."""
         module, level = self.module_of.get(function), 2
         if not module or function not in module.first or function in module.decorators:
             return 0
+        if function not in module.returned:
+            return 0
         first = module.first[function]
-        for meaning in module.returned.get(function, ()):
+        for meaning in module.returned[function]:
             if not isinstance(meaning, Expression):
                 return 0
             if meaning.chain == first:
@@ -503,11 +583,13 @@ class Resolver:
                     return 0
                 continue
             bound = meaning.scope.names.get(meaning.chain, ())
-            wrapper = bound[0].value.entity if len(bound) == 1 and isinstance(bound[0], Known) else ""
+            if len(bound) != 1 or not isinstance(bound[0], Known):
+                return 0
+            wrapper = bound[0].value.entity
             if module.wrappers.get(wrapper) != first:
                 return 0
             level = 1
-        return level if function in module.returned else 0
+        return level
 
     # ---- classes
 
@@ -519,13 +601,22 @@ class Resolver:
         return self.orders[entity]
 
     def _order(self, entity: str) -> list[str]:
-        if builtin := _builtin_class(entity):
+        builtin = _builtin_class(entity)
+        if builtin:
             return [f"builtins.{kind.__name__}" for kind in builtin.__mro__]
         if entity not in self.classes:
-            return [entity, *(self.no_base if entity in _PLAIN_BASES else self.beyond)]
-        bases = [base[0] if len(base) == 1 else "?" for base in self._bases(entity)] or [*self.no_base]
-        rows = [[*self.order(base)] if base != "?" else ["?"] for base in bases]
-        return [entity, *linear([*rows, bases] if self.bases_are_ordered else rows)]
+            above = self.no_base if entity in _PLAIN_BASES else self.beyond
+            return [entity, *above]
+        bases = []
+        for classes in self._bases(entity):
+            if len(classes) > 1:
+                classes = ["?"]
+            bases += classes
+        bases = bases or [*self.no_base]
+        rows = [self.order(base) for base in bases]
+        if self.bases_are_ordered:
+            rows.append(bases)
+        return [entity, *linear(rows)]
 
     no_base: tuple[str, ...] = ("builtins.object",)  # of a class that names none
     beyond: tuple[str, ...] = ("?",)  # above a class outside of the sources
@@ -537,14 +628,16 @@ class Resolver:
         for _, chain in scope.bases:
             targets = self.value(scope.outer, chain)
             classes = [value.entity for value in targets.values if not value.is_instance]
-            yield classes if targets.complete and classes else [*classes, "?", "?"]
+            if not (targets.complete and classes):
+                classes += ["?", "?"]
+            yield classes
 
     def subclasses(self, entity: str) -> list[str]:
         """All classes in the sources that are or may be below one."""
         if self._below is None:
             self._below = defaultdict(list)
             for name in self.classes:
-                for base in {base for bases in self._bases(name) for base in bases}:
+                for base in set().union(*self._bases(name)):
                     self._below[base].append(name)
         if entity not in self._subclasses:
             self._subclasses[entity] = []  # for a class that inherits from itself
@@ -562,77 +655,98 @@ class Resolver:
         methods = []
         for below in self.subclasses(owner):
             if below in self.definers[name] and owner in self.order(below):
-                values = self.lookup([below], name, is_instance=False).values
-                methods += [value.entity for value in values if value.entity.rpartition(".")[0] == below]
+                for value in self.lookup([below], name, is_instance=False).values:
+                    if value.entity.rpartition(".")[0] == below:
+                        methods.append(value.entity)
         return methods
 
     def member(self, owner: Value, name: str) -> Targets:
         return self._solve((*owner, name), lambda: self._member(owner, name))  # type: ignore[return-value]  # as `_member`
 
     def _member(self, owner: Value, name: str) -> Targets:
-        related = () if owner.exact else self._related(owner.entity, name)
-        orders = [self.order(entity) for entity in (owner.entity, *related)]
-        found = self._in_orders(orders, name, owner.is_instance)
-        if found.values:
-            found = join([found, *self._stored_anywhere(name)])
+        classes = [owner.entity]
+        if not owner.exact:
+            classes += self._related(owner.entity, name)
+        orders = [self.order(entity) for entity in classes]
+        targets = self._in_orders(orders, name, owner.is_instance)
+        if targets.values:
+            targets = join([targets, *self._stored_anywhere(name)])
         values = []
-        for value in found.values:
-            is_function = self.type_of(value.entity) in FUNCTIONS
-            values.append(value._replace(exact=owner.exact) if is_function else value)
-        return found._replace(values=tuple(values))
+        for value in targets.values:
+            if self.type_of(value.entity) in FUNCTIONS:
+                value = value._replace(exact=owner.exact)
+            values.append(value)
+        return targets._replace(values=tuple(values))
 
     def _in_orders(self, orders: list[list[str]], name: str, is_instance: bool) -> Targets:
         """What the first order has; a method stands for those of subclasses that override it, all else is one of several."""
         first, *others = [self.lookup(order, name, is_instance) for order in orders]
         method = first.one
         if method and self.type_of(method.entity) in FUNCTIONS:
-            below = [Value(entity) for entity in (method.entity, *self.overriders(method.entity))]
             is_property = self.is_property(method)
-            covered = [(value,) for value in below if self.is_property(value) == is_property]
-            is_exact = all(other.values == first.values or other.values not in covered for other in others)
+            covered = []
+            for entity in (method.entity, *self.overriders(method.entity)):
+                if self.is_property(Value(entity)) == is_property:
+                    covered.append((Value(entity),))
+            overriding = [other for other in others if other.values in covered]
             others = [other for other in others if other.values not in covered]
+            is_exact = all(other.values == first.values for other in overriding)
             first = only(method._replace(exact=is_exact))
         return join([first, *others])
 
     def _related(self, entity: str, name: str) -> list[str]:
         """Subclasses in whose order of resolution another class has the name."""
-        new = (self.definers.get(name, set()) | self.tainted) - {*self.order(entity)}
-        return [below for below in self.subclasses(entity) if not new.isdisjoint(self.order(below))] if new else []
+        others = self.definers.get(name, set()) | self.tainted
+        others.difference_update(self.order(entity))
+        if not others:
+            return []
+        return [below for below in self.subclasses(entity) if not others.isdisjoint(self.order(below))]
 
     def lookup(self, order: list[str], name: str, is_instance: bool) -> Targets:
         """What the classes of an order have under a name, and what their methods assign to it."""
-        intercepting = self.definers["__getattribute__"] | self.definers["__setattr__"] if is_instance else set()
-        parts, is_certain = [], intercepting.isdisjoint(order)
+        parts = []
+        is_certain = self.tainted.isdisjoint(order)
+        if is_instance:
+            intercepting = self.definers["__getattribute__"] | self.definers["__setattr__"]
+            is_certain = is_certain and intercepting.isdisjoint(order)
+            for entity in order:
+                fields = self._bound_to(entity, name, is_instance=True)
+                if set(fields) - {NOTHING}:
+                    parts.append(self._meanings(fields))
         for entity in order:
-            if is_instance and entity in self.classes:
-                fields = [*self.classes[entity].fields.get(name, ()), *self.patched.get((entity, name, True), ())]
-                parts += [self._meanings(fields)] if set(fields) - {NOTHING} else []
-            if entity in self.tainted:
-                is_certain = False
-        for entity in order:
-            scope = self.classes.get(entity)
-            if scope:
-                meanings = [*scope.names.get(name, ()), *self.patched.get((entity, name, False), ())]
+            builtin = _builtin_class(entity)
+            if entity in self.classes:
+                meanings = self._bound_to(entity, name, is_instance=False)
                 if set(meanings) == {NOTHING} and parts:
                     break
                 if meanings:
                     parts.append(self._member_of(entity, meanings))
                     break
-            elif kind := _builtin_class(entity):
-                if name in vars(kind):
-                    is_method = callable(vars(kind)[name])
-                    parts.append(only(self._outside(f"{entity}.{name}", "method" if is_method else "field")))
+            elif builtin:
+                if name in vars(builtin):
+                    kind = "method" if callable(vars(builtin)[name]) else "field"
+                    parts.append(only(self._outside(f"{entity}.{name}", kind)))
                     break
             elif entity not in _PLAIN_BASES:  # a class outside of the sources, which may have it
                 break
         joined = join(parts)
-        return joined if is_certain else joined._replace(complete=False)
+        return joined._replace(complete=joined.complete and is_certain)
+
+    def _bound_to(self, entity: str, name: str, is_instance: bool) -> list[Meaning]:
+        """What a class binds an attribute of itself or of its instances to, and what others assign to it."""
+        scope = self.classes.get(entity)
+        if scope is None:
+            return []
+        table = scope.fields if is_instance else scope.names
+        return [*table.get(name, ()), *self.patched.get((entity, name, is_instance), ())]
 
     def _member_of(self, entity: str, meanings: list[Meaning]) -> Targets:
-        is_value = all(not isinstance(meaning, Known) for meaning in meanings)
         targets = self._meanings(meanings)
-        # A base outside of the sources may make something else of it, as an enumeration does.
-        return targets._replace(complete=False) if is_value and "?" in self.order(entity) else targets
+        is_value = not any(isinstance(meaning, Known) for meaning in meanings)
+        if is_value and "?" in self.order(entity):
+            # A base outside of the sources may make something else of it, as an enumeration does.
+            return targets._replace(complete=False)
+        return targets
 
     def _inherited(self, scope: Scope, after: str, name: str) -> Targets:
         """`super().name` or `super(after, self).name`, in whichever class the scope is in: the next of the instance's class."""
@@ -641,26 +755,37 @@ class Resolver:
             within = within.parent
         if within is None or within.hidden:
             return OPEN
-        start = self.value(scope, after).one if after else Value(within.owner)
-        if start is None:
+        start: Value | None = Value(within.owner)
+        if after:
+            start = self.value(scope, after).one
+        if start is None or start.entity not in self.order(within.owner):
             return OPEN
-        orders = [self.order(entity) for entity in (within.owner, *self.subclasses(within.owner))]
-        rests = [order[order.index(start.entity) + 1 :] for order in orders if start.entity in order]
-        if not rests or start.entity not in orders[0]:
-            return OPEN
-        return self._in_orders(rests, name, is_instance=False).each(self._read)
+        rests = []
+        for entity in (within.owner, *self.subclasses(within.owner)):
+            order = self.order(entity)
+            if start.entity in order:
+                position = order.index(start.entity)
+                rests.append(order[position + 1 :])
+        return self._in_orders(rests, name, is_instance=False).map(self._read)
 
     # ---- where a name is defined, whatever it stands for
 
     def places(self, scope: Scope, chain: str) -> Targets:
         """The variables, fields and properties that a chain may name, as entities."""
         if ":" in chain:
-            return self._imported_place(scope, *chain.split(":"))
+            origin, name = chain.split(":")
+            module = self.module(origin, scope.module)
+            if module is None:
+                return OPEN
+            return self._places_in(module, name)
         before, dot, name = chain.rpartition(".")
         if dot:
-            return self.value(scope, before).each(lambda owner: self._places_in(owner, name))
+            owners = self.value(scope, before)
+            return owners.map(lambda owner: self._places_in(owner, name))
         binder = self.binder(scope, name)
-        return self._place_of(binder, name) if binder else OPEN
+        if binder is None:
+            return OPEN
+        return self._place_of(binder, name)
 
     def _place_of(self, scope: Scope, name: str) -> Targets:
         entity = f"{scope.prefix}{name}"
@@ -671,17 +796,15 @@ class Resolver:
             return self.places(scope, meanings[0].chain)
         return Targets((), scope.kind != "module")  # a local variable is nothing else
 
-    def _imported_place(self, scope: Scope, origin: str, name: str) -> Targets:
-        module = self.module(origin, scope.module)
-        return self._places_in(module, name) if module else OPEN
-
     def _places_in(self, owner: Value, name: str) -> Targets:
         if owner.entity in self.modules:
             return self._place_of(self.modules[owner.entity].scope, name)
-        below = () if owner.exact else self.subclasses(owner.entity)
-        places = [f"{entity}.{name}" for entity in (*self.order(owner.entity), *below)]
-        values = tuple(Value(place) for place in places if place in self.defined)
-        return Targets(values, bool(values))
+        classes = self.order(owner.entity)
+        if not owner.exact:
+            classes = classes + self.subclasses(owner.entity)
+        places = [f"{entity}.{name}" for entity in classes]
+        values = [Value(place) for place in places if place in self.defined]
+        return Targets(tuple(values), bool(values))
 
     # ---- outside of the sources
 
@@ -691,31 +814,45 @@ class Resolver:
             return None
         if not isinstance(value, type):
             return self._outside(f"builtins.{name}", "function")
-        return self._outside(f"builtins.{value.__name__}", "exception" if issubclass(value, BaseException) else "class")
+        kind = "exception" if issubclass(value, BaseException) else "class"
+        return self._outside(f"builtins.{value.__name__}", kind)
 
     def _outside(self, entity: str, kind: str) -> Value:
         if entity not in self.external:
-            module = "builtins" if entity.startswith("builtins.") else entity if kind == "module" else ""
-            self.external[entity] = Entity(entity, kind, entity.rpartition(".")[2], EXTERNAL, module)
+            module = ""
+            if entity.startswith("builtins."):
+                module = "builtins"
+            elif kind == "module":
+                module = entity
+            name = entity.rpartition(".")[2]
+            self.external[entity] = Entity(entity, kind, name, EXTERNAL, module)
         return Value(entity)
 
-    def type_of(self, entity: str) -> str:
-        found = self.defined.get(entity) or self.external.get(entity)
-        return found.type if found else UNKNOWN
+    def type_of(self, name: str) -> str:
+        entity = self.defined.get(name) or self.external.get(name)
+        if entity is None:
+            return UNKNOWN
+        return entity.type
 
 
 def linear(rows: list[list[str]]) -> list[str]:
     """The C3 order of classes that all rows agree with (www.python.org/download/releases/2.3/mro); ["?"] where there is none."""
-    order = []
-    while rows := [row for row in rows if row]:
-        head = next((row[0] for row in rows if not any(row[0] in other[1:] for other in rows)), None)
-        if head is None:
+    order: list[str] = []
+    while any(rows):
+        rows = [row.copy() for row in rows if row]
+        later = set().union(*(row[1:] for row in rows))
+        heads = [row[0] for row in rows if row[0] not in later]
+        if not heads:
             return ["?"]
-        order.append(head)
-        rows = [row[1:] if row[0] == head else row for row in rows]
+        order.append(heads[0])
+        for row in rows:
+            if row[0] == heads[0]:
+                row.pop(0)
     return order
 
 
 def _builtin_class(entity: str) -> type | None:
-    value = _BUILTINS.get(entity[9:]) if entity.startswith("builtins.") else None
+    if not entity.startswith("builtins."):
+        return None
+    value = _BUILTINS.get(entity.removeprefix("builtins."))
     return value if isinstance(value, type) else None

@@ -164,6 +164,12 @@ class Module:
         self.stars: list[tuple[str, int]] = []  # origin, line
         self.exports: set[str] | None = None  # __all__, as far as it is written out
 
+    def is_public(self, name: str) -> bool:
+        """Whether `from this import *` brings a name."""
+        if self.exports is None:
+            return name[0] != "_"
+        return name in self.exports
+
 
 # ---- as JSON, for the cache
 
