@@ -346,7 +346,7 @@ class Resolver:
     def _at(self, path: str) -> Value:
         if path in self.files:
             return Value(self.files[path].id)
-        folder = self._outside(self.imports.named(path)[1], "module")
+        folder = self._outside(self.imports.place(path)[1], "module")
         self.folders[folder.entity] = path
         return folder
 
