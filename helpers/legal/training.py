@@ -38,7 +38,9 @@ def row_of(record, template: ChatTemplate, learn: str = "all turns") -> dict[str
     far in another way than the beginning of the whole one: the model would be asked in another way than it was trained.
     """
     messages, tools = record.messages, record.tools
-    turns = record.learned_turns[-1:] if learn == "last turn" else record.learned_turns
+    turns = record.learned_turns
+    if learn == "last turn":
+        turns = turns[-1:]
     template.check(record, first=turns[0])
     text = template.text(messages, tools)
     spans = []
@@ -54,13 +56,16 @@ def row_of(record, template: ChatTemplate, learn: str = "all turns") -> dict[str
     encoded = template.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     labels = []
     for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        if any(start < first < end for first, _ in spans):
-            raise Unusable(
-                f"a token reaches over the place where the answer begins ({text[start:end]!r}), so that the prompt alone has other "
-                "tokens. Remove white space at the beginning of the answers, or use another model"
-            )
-        learned = end > start and any(first <= start and end <= last for first, last in spans)
-        labels.append(token if learned else IGNORED)
+        label = IGNORED
+        for first, last in spans:
+            if start < first < end:
+                raise Unusable(
+                    f"a token reaches over the place where the answer begins ({text[start:end]!r}), so that the prompt alone has "
+                    "other tokens. Remove white space at the beginning of the answers, or use another model"
+                )
+            if first <= start < end <= last:
+                label = token
+        labels.append(label)
     return {"input_ids": encoded["input_ids"], "labels": labels}
 
 
@@ -89,8 +94,9 @@ def encode(records, template: ChatTemplate, *, max_length: int = 0, learn: str =
         set_aside += refused
         pairs[name] = usable
     longest = max(len(row["input_ids"]) for _, row in pairs["train"])
-    length = round_up(max_length or min(longest, MOST_LENGTH, reads // MULTIPLE * MULTIPLE))
-    kept, rows = {}, {}
+    readable = reads // MULTIPLE * MULTIPLE
+    length = round_up(max_length or min(longest, MOST_LENGTH, readable))
+    splits, rows = {}, {}
     for name, part in pairs.items():
         short_records, short_rows = [], []
         for record, row in part:
@@ -99,9 +105,9 @@ def encode(records, template: ChatTemplate, *, max_length: int = 0, learn: str =
             else:
                 short_records.append(record)
                 short_rows.append(row)
-        kept[name] = short_records
+        splits[name] = short_records
         rows[name] = Dataset.from_list(short_rows)
-    return rows, records.keeping(kept, set_aside), length
+    return rows, records.keeping(splits, set_aside), length
 
 
 # ---- labels -> trainer
@@ -136,7 +142,9 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
 
     def __init__(self, model, args: SFTConfig, train_dataset, eval_dataset, processing_class, **mixin):
         plan, runtime = mixin["plan"], mixin["runtime"]
-        if others := {*layer_kinds(base_of(model).config.get_text_config())} - {FULL, SLIDING}:
+        kinds = layer_kinds(base_of(model).config.get_text_config())
+        others = set(kinds) - {FULL, SLIDING}
+        if others:
             raise ValueError(f"base_model: {others} would carry one record of a block into the next; use another model")
         if args.label_smoothing_factor or args.loss_type != "nll" or mixin.get("compute_loss_func"):
             raise ValueError(
@@ -144,7 +152,9 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
             )
         on_xla, devices = runtime.family == "xla", plan.device_count
         eval_batch = min(plan.micro_batch_size, devices * math.ceil(len(eval_dataset) / devices))
-        args.per_device_eval_batch_size = eval_batch if on_xla else eval_batch // devices
+        args.per_device_eval_batch_size = eval_batch
+        if not on_xla:
+            args.per_device_eval_batch_size //= devices
         self._whole = {"train": plan.batch_size, "eval": eval_batch}
         # The backward pass goes through what is frozen, too, and makes no gradient of its weights.
         mixin["flops_per_token"] = 4.0 * model.num_parameters() + 2.0 * model.num_parameters(only_trainable=True)
@@ -162,24 +172,33 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         """TRL's rows, then empty rows that fill the last step and the last evaluation batch, so that all batches have one shape."""
         rows = super()._prepare_dataset(dataset, processing_class, args, packing, formatting_func, dataset_name)
         missing = -len(rows) % self._whole[dataset_name]
-        empty = {"input_ids": [processing_class.pad_token_id], "labels": [IGNORED], "seq_lengths": [1]}
-        empty = {name: [value] * missing for name, value in empty.items() if name in rows.column_names}
-        rows = rows.select_columns([*empty])
-        return concatenate_datasets([rows, Dataset.from_dict(empty, features=rows.features)])
+        empty = {"input_ids": [[processing_class.pad_token_id]], "labels": [[IGNORED]], "seq_lengths": [[1]]}
+        columns = [name for name in empty if name in rows.column_names]
+        rows = rows.select_columns(columns)
+        filling = {name: empty[name] * missing for name in columns}
+        return concatenate_datasets([rows, Dataset.from_dict(filling, features=rows.features)])
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The loss of all labels of a batch over `num_items_in_batch`, the labels of its step."""
+        devices = 1
+        if self.runtime.family == "xla":  # one process has them all
+            devices = self.runtime.device_count
         with self.accelerator.autocast():
-            loss = summed_loss(model, inputs, self.runtime.device_count if self.runtime.family == "xla" else 1)
+            loss = summed_loss(model, inputs, devices)
         loss = loss / torch.as_tensor(num_items_in_batch, device=loss.device).clamp(min=1)
         if self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes
-        return (loss, {"loss": loss}) if return_outputs else loss
+        if return_outputs:
+            return loss, {"loss": loss}
+        return loss
 
     def get_eval_dataloader(self, eval_dataset=None):
+        if eval_dataset is None:
+            eval_dataset = self.eval_dataset
         loader = super().get_eval_dataloader(eval_dataset)
-        rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        self._labels = sum(label != IGNORED for labels in rows["labels"] for label in labels)
+        self._labels = 0
+        for labels in eval_dataset["labels"]:
+            self._labels += len(labels) - labels.count(IGNORED)
         self._labels_a_batch = max(1, self._labels) / len(loader)
         return loader
 

@@ -51,10 +51,14 @@ def views(question: str, texts: list[str], draw: random.Random) -> tuple[str, st
 def crop(text: str, draw: random.Random) -> str:
     """A random span of `CROP_WORDS` words of `text`, white space within it as it was; at most half of the text."""
     places = spans(text)
+    if not places:
+        return text
     longest = min(CROP_WORDS[1], max(1, len(places) // 2))
     length = draw.randint(min(CROP_WORDS[0], longest), longest)
-    first = draw.randint(0, max(0, len(places) - length))
-    return text[places[first][0] : places[first + length - 1][1]] if places else text
+    first = draw.randint(0, len(places) - length)
+    begin, _ = places[first]
+    _, end = places[first + length - 1]
+    return text[begin:end]
 
 
 # ---- SIGReg
@@ -85,8 +89,9 @@ class SIGReg(nn.Module):
 
     def slices(self, dimensions: int, step: int) -> torch.Tensor:
         """Unit rows [M, K] in fp32 on the CPU: the generator of a device would draw others on each kind of device."""
-        seed = int(np.random.SeedSequence((self.seed, step)).generate_state(1)[0])
-        return normalize(torch.randn(self.number, dimensions, generator=torch.Generator().manual_seed(seed)), dim=1)
+        (seed,) = np.random.SeedSequence((self.seed, step)).generate_state(1)
+        generator = torch.Generator().manual_seed(int(seed))
+        return normalize(torch.randn(self.number, dimensions, generator=generator), dim=1)
 
     def forward(self, embeddings_VNK: torch.Tensor, step: int) -> torch.Tensor:
         """SIGReg of each view's texts by themselves, averaged over the views; a scalar in fp32, or fp64 for fp64 embeddings.
@@ -95,17 +100,19 @@ class SIGReg(nn.Module):
         """
         slices_MK = self.slices(embeddings_VNK.shape[-1], step)
         u_VNM = linear(embeddings_VNK, move(slices_MK, embeddings_VNK))
+        dtype = torch.promote_types(u_VNM.dtype, torch.float32)
         with torch.autocast(u_VNM.device.type, enabled=False):
-            return self.epps_pulley(u_VNM.to(torch.promote_types(u_VNM.dtype, torch.float32)))
+            return self.epps_pulley(u_VNM.to(dtype))
 
     def epps_pulley(self, u_VNM: torch.Tensor) -> torch.Tensor:
         """T above, averaged over views and slices. Over several processes it is that of the batch that they share."""
         N = over_processes(u_VNM.new_full((), u_VNM.shape[1]))
-        knots_P, phi_P, weights_P = (move(column_P, u_VNM) for column_P in (self.knots_P, self.phi_P, self.weights_P))
-        sums_2PVM = recompute(sums_at_knots, u_VNM, knots_P)
+        sums_2PVM = recompute(sums_at_knots, u_VNM, move(self.knots_P, u_VNM))
         cos_PVM, sin_PVM = over_processes(sums_2PVM) / N
-        distance_P = ((cos_PVM - phi_P[:, None, None]).square() + sin_PVM.square()).mean((1, 2))
-        return N * (weights_P * distance_P).sum()
+        phi_P11 = move(self.phi_P, u_VNM)[:, None, None]
+        distance_PVM = (cos_PVM - phi_P11).square() + sin_PVM.square()
+        weights_P = move(self.weights_P, u_VNM)
+        return N * (weights_P * distance_PVM.mean((1, 2))).sum()
 
 
 def sums_at_knots(u_VNM: torch.Tensor, knots_P: torch.Tensor) -> torch.Tensor:
@@ -138,14 +145,18 @@ class LeJEPALoss(CachedLossMixin, nn.Module):
         self.model, self.mini_batch_size, self.step = model, mini_batch_size, 0
         self.sigreg_weight, self.contrastive_weight = sigreg_weight, contrastive_weight
         self.sigreg = SIGReg(seed=seed)
-        options = {"directions": DIRECTIONS, "gather_across_devices": processes() > 1}
-        self.ranking = MultipleNegativesRankingLoss(model, scale=SCALE, **options)
+        self.ranking = MultipleNegativesRankingLoss(
+            model, scale=SCALE, directions=DIRECTIONS, gather_across_devices=processes() > 1
+        )
         self.means = Means(("invariance", "sigreg", "contrastive"))
 
     def terms(self, z_VNK: torch.Tensor) -> dict[str, torch.Tensor]:
         """Each term with its weight. In evaluation SIGReg has the slices of step 0."""
         invariance = (z_VNK - z_VNK.mean(0)).square().mean()
-        sigreg = self.sigreg(z_VNK, self.step if self.training else 0)
+        step = 0
+        if self.training:
+            step = self.step
+        sigreg = self.sigreg(z_VNK, step)
         contrastive = torch.zeros_like(invariance)
         if self.contrastive_weight:
             contrastive = self.ranking.compute_loss_from_embeddings([*z_VNK], None)
@@ -159,7 +170,8 @@ class LeJEPALoss(CachedLossMixin, nn.Module):
         columns = list(sentence_features)
         if self.mini_batch_size:
             return embed_in_parts(self, columns)
-        return self.calculate_loss([[embed(self.model, column)] for column in columns])
+        parts = [[embed(self.model, column)] for column in columns]
+        return self.calculate_loss(parts)
 
     def calculate_loss(self, reps, labels=None, *, with_backward=False):
         """The loss from embeddings: for each view a list of parts [n, K]. with_backward: as CachedLossMixin asks for."""

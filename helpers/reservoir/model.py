@@ -50,8 +50,9 @@ class ReservoirConfig(PretrainedConfig):
 
     def __init__(self, **values):  # transformers 4, which loads saved models too, makes no constructor of the fields
         defaults = {name: getattr(ReservoirConfig, name) for name in ReservoirConfig.__annotations__}
-        super().__init__(**{**defaults, **values})
-        self.embedding_size = self.embedding_size or (192 if self.memory == "reservoir" else 256)
+        super().__init__(**defaults | values)
+        if not self.embedding_size:
+            self.embedding_size = 192 if self.memory == "reservoir" else 256
         if self.units % self.unit_blocks:
             raise ValueError(f"units={self.units}: must be a multiple of unit_blocks={self.unit_blocks}; change one")
 
@@ -88,11 +89,13 @@ class Reservoir(nn.Module):
         C = codes_VC.shape[1]
         # 1 / sqrt(3 C): the variance that a uniform input matrix in [-1, 1] would have.
         input_CN = (3 * C) ** -0.5 * torch.randn(C, config.units, generator=generator)
-        bias_N = config.bias_scaling * (2 * torch.rand(config.units, generator=generator) - 1)
+        uniform_N = torch.rand(config.units, generator=generator)
+        bias_N = config.bias_scaling * (2 * uniform_N - 1)
         self.table.copy_(codes_VC.float() @ input_CN + bias_N)
         weight_GMM = torch.randn(self.weight.shape, generator=generator, dtype=torch.float64)
         radius_G = torch.linalg.eigvals(weight_GMM).abs().amax(-1)
-        self.weight.copy_(weight_GMM * (config.spectral_radius / radius_G)[:, None, None])
+        scale_G = config.spectral_radius / radius_G
+        self.weight.copy_(weight_GMM * scale_G[:, None, None])
 
     @torch.no_grad()
     def forward(self, ids_BT, embedded_BTD, state_BN, seen_BT, kept_BT):
@@ -277,11 +280,13 @@ class ReservoirForCausalLM(CountingLanguageModel):
         tokens_W, kernels_KW = windows_W.clamp(min=0), recall(windows_W)
         with torch.autocast(x_D.device.type, enabled=False):  # these are counts, and bf16 would round them
             boosts_W = (self.boost(x_D)[..., None, :] @ kernels_KW).squeeze(-2)
-            scale_1 = 1 + self.scale(torch.cat((x_D, 0.2 * totals_F), dim=-1))
+            certainty = torch.cat((x_D, 0.2 * totals_F), dim=-1)
+            scale_1 = 1 + self.scale(certainty)
         # The cache: the recent tokens of this text have a share of P_counts.
         recency_W = kernels_KW[..., 1, :]
+        total_1 = recency_W.sum(-1, keepdim=True).clamp(min=1e-6)
         share = self.config.cache_weight
-        cache_W = share * recency_W / recency_W.sum(-1, keepdim=True).clamp(min=1e-6)
+        cache_W = share * recency_W / total_1
         counted_V = ((1 - share) * counted_V).scatter_add(-1, tokens_W, cache_W)
         logits_V = self.head(x_D).float().scatter_add(-1, tokens_W, boosts_W)
         return logits_V + scale_1 * counted_V.log()
@@ -313,8 +318,9 @@ class ReservoirForCausalLM(CountingLanguageModel):
             nats = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
             if "weights" in drawn:
                 nats = nats * drawn["weights"].flatten()
-            items = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
-            loss = nats.sum() / items
+            if num_items_in_batch is None:
+                num_items_in_batch = (labels != -100).sum()
+            loss = nats.sum() / num_items_in_batch
         return ReservoirOutput(loss=loss, logits=logits, state=state)
 
 

@@ -32,7 +32,7 @@ from helpers.tuning.evaluation import Quality, Trial, compare_quality
 from helpers.tuning.training import BATCH, EXAMPLES, GROUPED, RATE, SAMPLING, Settings, Task, run_trial
 from helpers.tuning.windows import Window, measure_window
 
-ENOUGH, MOST = 6, 9  # pairs of windows
+FEWEST_PAIRS, MOST_PAIRS = 6, 9  # of windows: nine where one of them was slower
 LEAST_STEPS = 30  # of the run with the largest batch: fewer would learn little
 MOST_STEPS = 32  # of a window, in batches of the start
 COMPILE_SECONDS = 120  # that torch.compile may take before its first step
@@ -83,7 +83,9 @@ class Tried:
 
     @property
     def verdict(self) -> str:
-        return f"{self.outcome}: {self.detail}" if self.detail else self.outcome
+        if not self.detail:
+            return self.outcome
+        return f"{self.outcome}: {self.detail}"
 
 
 def cpu_multiplies_bf16() -> bool:
@@ -95,40 +97,60 @@ def cpu_multiplies_bf16() -> bool:
 def rungs(task: Task) -> list[Rung]:
     """What is tried once the batch is found, in this order."""
     runtime, params = task.runtime, task.params
-    on_cuda, on_xla = runtime.kind == "cuda", runtime.family == "xla"
-    quarter = -(-task.lengths()["99 %"] // 32) * 8  # four lengths, each compiled once
-    half = "fp16" if runtime.is_before_ampere else "bf16"
-    workers = {"dataloader_num_workers": min(2, os.cpu_count() or 1), "dataloader_pin_memory": True}
-    no_half = "" if runtime.kind != "cpu" or cpu_multiplies_bf16() else "no instructions for it are known of this CPU"
+    half = "bf16"
+    if runtime.is_before_ampere:
+        half = "fp16"
+    quarter = math.ceil(task.lengths()["99 %"] / 32) * 8  # four lengths, each compiled once
+    changes: dict[str, Settings] = {
+        "length-grouped batches": {SAMPLING: GROUPED},
+        "padding to multiples of 8": {"pad_to_multiple_of": 8},
+        "TF32": {"tf32": True},
+        half: {half: True},
+        "fused AdamW": {"optim": "adamw_torch_fused"},
+        "loader workers, pinned memory": {
+            "dataloader_num_workers": min(2, os.cpu_count() or 1),
+            "dataloader_pin_memory": True,
+        },
+        "torch.compile": {"torch_compile": True, "pad_to_multiple_of": quarter},
+    }
+    obstacles = {}
+    if not runtime.has_tf32:
+        obstacles["TF32"] = f"{runtime.device_name} has no TF32"
+    if runtime.kind != "cuda":
+        obstacles["padding to multiples of 8"] = "it is for tensor cores"
+        obstacles["loader workers, pinned memory"] = "only a GPU waits for a loader"
+    if runtime.kind == "cpu" and not cpu_multiplies_bf16():
+        obstacles[half] = "no instructions for it are known of this CPU"
     if params.precision == "fp32":
-        no_half = "precision='fp32' rules it out"
-    no_compile = "XLA compiles the whole step already" if on_xla else "" if params.try_compile else "try_compile=False"
-    one_length = "all texts are padded to one length" if on_xla else ""
-    return [
-        Rung("length-grouped batches", {SAMPLING: GROUPED}, one_length),
-        Rung("padding to multiples of 8", {"pad_to_multiple_of": 8}, "" if on_cuda else "it is for tensor cores"),
-        Rung("TF32", {"tf32": True}, "" if runtime.has_tf32 else f"{runtime.device_name} has no TF32"),
-        Rung(half, {half: True}, no_half),
-        Rung("fused AdamW", {"optim": "adamw_torch_fused"}, "the fused kernel crashes on XLA" if on_xla else ""),
-        Rung("loader workers, pinned memory", workers, "" if on_cuda else "only a GPU waits for a loader"),
-        Rung("torch.compile", {"torch_compile": True, "pad_to_multiple_of": quarter}, no_compile),
-    ]
+        obstacles[half] = "precision='fp32' rules it out"
+    if not params.try_compile:
+        obstacles["torch.compile"] = "try_compile=False"
+    if runtime.family == "xla":
+        obstacles["length-grouped batches"] = "all texts are padded to one length"
+        obstacles["fused AdamW"] = "the fused kernel crashes on XLA"
+        obstacles["torch.compile"] = "XLA compiles the whole step already"
+    return [Rung(name, change, obstacles.get(name, "")) for name, change in changes.items()]
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
     """Of the median of six or more ratios, from their order alone (sign test); of fewer their range."""
-    skipped = 1 if len(ratios) >= MOST else 0
     ordered = sorted(ratios)
-    return ordered[skipped], ordered[-1 - skipped]
+    if len(ratios) >= MOST_PAIRS:
+        ordered = ordered[1:-1]
+    return ordered[0], ordered[-1]
 
 
-def decision(ratios: list[float]) -> bool | None:
-    """Whether a rung is faster; None while more pairs are needed."""
+def decision(ratios: list[float]) -> Outcome:
+    """Whether a rung is kept; not decided while more pairs are needed."""
     slower = sum(ratio <= 1 for ratio in ratios)
     if slower >= 2:
-        return False
-    enough = MOST if slower else ENOUGH
-    return True if len(ratios) >= enough else None
+        return Outcome.NOT_FASTER
+    pairs = FEWEST_PAIRS
+    if slower:
+        pairs = MOST_PAIRS
+    if len(ratios) < pairs:
+        return Outcome.NOT_DECIDED
+    return Outcome.KEPT
 
 
 def now() -> float:
@@ -136,24 +158,23 @@ def now() -> float:
     return ranks.broadcast(time.monotonic())
 
 
-def compare_speed(task: Task, kept: Settings, rung: Rung, examples: int, deadline: float) -> Tried:
+def compare_speed(task: Task, settings: Settings, rung: Rung, examples: int, deadline: float) -> Tried:
     """Windows with and without the rung in turn until a decision or the deadline."""
-    changed = kept | rung.change
+    changed = settings | rung.change
     ratios: list[float] = []
-    while decision(ratios) is None and (now() < deadline or not ratios):
+    while decision(ratios) is Outcome.NOT_DECIDED and (now() < deadline or not ratios):
         if len(ratios) % 2 == 0:
-            before = measure_window(task, kept, examples)
+            before = measure_window(task, settings, examples)
             after = measure_window(task, changed, examples)
         else:
             after = measure_window(task, changed, examples)
-            before = measure_window(task, kept, examples)
+            before = measure_window(task, settings, examples)
         ratios.append(after.examples_per_second / before.examples_per_second)
         if not math.isfinite(after.loss):
             return Tried(rung.name, rung.change, changed, Outcome.FAILED, "the loss is no longer a number", ratios)
     low, high = interval(ratios)
-    outcome = {True: Outcome.KEPT, False: Outcome.NOT_FASTER, None: Outcome.NOT_DECIDED}[decision(ratios)]
     detail = f"{statistics.median(ratios):.2f} x ({low:.2f} to {high:.2f}, {len(ratios)} pairs)"
-    return Tried(rung.name, rung.change, changed, outcome, detail, ratios, after)
+    return Tried(rung.name, rung.change, changed, decision(ratios), detail, ratios, after)
 
 
 class Climb:
@@ -168,7 +189,7 @@ class Climb:
             first = measure_window(task, task.start, batch)
             overhead = now() - began  # seconds of a window of one step
         possible = sum(not rung.why_not for rung in rungs(task))
-        planned = ENOUGH * (5 + possible)  # many rungs are decided by their first pairs
+        planned = FEWEST_PAIRS * (5 + possible)  # many rungs are decided by their first pairs
         steps = round(1 + (seconds / planned - overhead) / first.step_seconds)
         steps = min(MOST_STEPS, max(2, steps))
         self.examples = steps * batch
@@ -183,7 +204,9 @@ class Climb:
     def attempt(self, rung: Rung) -> Tried:
         """Tries a rung if it is possible and two pairs would end before the deadline."""
         task, changed = self.task, self.settings | rung.change
-        needed = 4 * self.pace + (COMPILE_SECONDS if "torch_compile" in rung.change else 0)
+        needed = 4 * self.pace
+        if "torch_compile" in rung.change:
+            needed += COMPILE_SECONDS
         why_not = rung.why_not
         if not why_not and changed == self.settings:
             why_not = "the stock Trainer does so already"
@@ -217,17 +240,18 @@ class Climb:
         """Doubles the batch while that is faster; whether it grew. `batch_size` allows one size alone."""
         task, devices = self.task, self.task.runtime.device_count
         before = self.settings[BATCH]
-        asked = task.params.batch_size
-        largest = task.plan(task.start).max_steps * task.start[BATCH] // LEAST_STEPS
-        size = asked // devices if asked else 2 * before
-        while before < size and (asked or size <= largest):
+        size, largest = 2 * before, recipe_examples(task) // devices // LEAST_STEPS
+        if task.params.batch_size:
+            size = largest = task.params.batch_size // devices
+        while before < size <= largest:
             grown = self.attempt(Rung(f"batch {size * devices}", {BATCH: size}))
             if grown.outcome is Outcome.TOO_LARGE:  # with it there is room, at the price of time
                 saving = {BATCH: size, "gradient_checkpointing": True}
-                can = getattr(task.model, "supports_gradient_checkpointing", False)
-                why_not = "" if can else "the model has none"
+                why_not = ""
+                if not getattr(task.model, "supports_gradient_checkpointing", False):
+                    why_not = "the model has none"
                 grown = self.attempt(Rung(f"gradient checkpointing, batch {size * devices}", saving, why_not))
-            if asked or grown.outcome is not Outcome.KEPT:
+            if grown.outcome is not Outcome.KEPT:
                 break
             size *= 2
         return self.settings[BATCH] > before
@@ -251,7 +275,8 @@ def climb(task: Task, seconds: float) -> list[Tried]:
 
 def chosen(tried: list[Tried]) -> Settings:
     """The settings of the last rung that was kept."""
-    return [rung.settings for rung in tried if rung.outcome in (Outcome.START, Outcome.KEPT)][-1]
+    settings = [rung.settings for rung in tried if rung.outcome in (Outcome.START, Outcome.KEPT)]
+    return settings[-1]
 
 
 # ---- 2. is it as good
@@ -297,16 +322,24 @@ def candidates(task: Task, fastest: Settings) -> list[Settings]:
 def judge(quality: Quality) -> Outcome:
     """The rule. "Kept" needs evidence: an interval that goes beyond a margin decides nothing."""
     if quality.loss.high <= LOSS_MARGIN * quality.stock_loss and quality.f1.low >= -F1_MARGIN:
-        return Outcome.KEPT if quality.speed > 1 else Outcome.NOT_FASTER
-    return Outcome.WORSE if quality.loss.low > 0 or quality.f1.high < 0 else Outcome.NOT_DECIDED
+        if quality.speed > 1:
+            return Outcome.KEPT
+        return Outcome.NOT_FASTER
+    if quality.loss.low > 0 or quality.f1.high < 0:
+        return Outcome.WORSE
+    return Outcome.NOT_DECIDED
+
+
+def recipe_examples(task: Task) -> int:
+    """Of a run of the start's settings with as many steps as the recipe has."""
+    return task.plan(task.start).max_steps * task.start[BATCH] * task.runtime.device_count
 
 
 def examples_of_a_trial(task: Task, stock: Window, seeds: int, seconds: float) -> int:
     """As many as let the stock Trainer and a candidate train with each seed, and one more candidate, none slower than the stock one."""
     batch = task.start[BATCH] * task.runtime.device_count
     affordable = SPARE * seconds / (2 * seeds + 1) / stock.step_seconds * batch
-    whole = task.plan(task.start).max_steps * batch
-    return min(whole, int(affordable) // batch * batch)
+    return min(recipe_examples(task), int(affordable) // batch * batch)
 
 
 def race(task: Task, tried: list[Tried], folder: Path, *, seconds: float) -> Race:
@@ -316,15 +349,14 @@ def race(task: Task, tried: list[Tried], folder: Path, *, seconds: float) -> Rac
     the stock Trainer's settings are chosen.
     """
     start, fastest, deadline = task.start, chosen(tried), now() + seconds
-    batch = start[BATCH] * task.runtime.device_count
-    whole = task.plan(start).max_steps * batch
+    recipe, batch = recipe_examples(task), start[BATCH] * task.runtime.device_count
     labels = [label for _, label in task.texts.validation]
     trials: list[Trial] = []
     judged: list[Judged] = []
     examples = 0
 
     def ended(outcome: Outcome, detail: str, settings: Settings = start) -> Race:
-        return Race(examples, examples == whole, trials, judged, settings, outcome, detail)
+        return Race(examples, examples == recipe, trials, judged, settings, outcome, detail)
 
     if fastest == start:
         return ended(Outcome.NOT_FASTER, "Nothing was faster than the stock Trainer here.")
@@ -334,7 +366,7 @@ def race(task: Task, tried: list[Tried], folder: Path, *, seconds: float) -> Rac
     assert tried[0].window
     for seeds in (task.params.paired_seeds, 1):
         examples = examples_of_a_trial(task, tried[0].window, seeds, seconds)
-        if examples >= min(whole, LEAST_STEPS * batch):
+        if examples >= min(recipe, LEAST_STEPS * batch):
             break
     else:
         return ended(Outcome.NOT_DECIDED, "No time of tuning_minutes is left to compare quality: raise tuning_minutes.")
@@ -379,8 +411,9 @@ def race(task: Task, tried: list[Tried], folder: Path, *, seconds: float) -> Rac
     if not judged:
         return ended(Outcome.NOT_DECIDED, "No time of tuning_minutes was left for a candidate.")
     if settings == start:
-        undecided = any(candidate.outcome is Outcome.NOT_DECIDED for candidate in judged)
-        outcome = Outcome.NOT_DECIDED if undecided else judged[-1].outcome
+        outcome = judged[-1].outcome
+        if any(candidate.outcome is Outcome.NOT_DECIDED for candidate in judged):
+            outcome = Outcome.NOT_DECIDED
         return ended(outcome, "No candidate was shown to be as good, so the stock Trainer's settings are used.")
     return ended(Outcome.KEPT, str(judged[-1].quality), settings)
 
@@ -388,7 +421,10 @@ def race(task: Task, tried: list[Tried], folder: Path, *, seconds: float) -> Rac
 def read_or_make(make, form: type, file: Path, resume: bool):
     """What `make()` returns, kept in a file of the run's folder, which a second run reads."""
     adapter: TypeAdapter = TypeAdapter(form)
-    before = ranks.broadcast(file.read_bytes() if resume and file.is_file() else None)
+    before = None
+    if resume and file.is_file():
+        before = file.read_bytes()
+    before = ranks.broadcast(before)
     if before:
         tracking.say(f"measured before: {file.name}")
         return adapter.validate_json(before)

@@ -30,8 +30,8 @@ def test_a_change_that_does_nothing_is_kept_in_three_of_a_hundred_cases_at_most(
     """All orders of nine pairs, each faster or slower with the same chance: exactly, whatever the noise is like."""
     kept = 0
     for signs in itertools.product((0.9, 1.1), repeat=9):
-        ended = next(count for count in range(1, 10) if decision([*signs[:count]]) is not None)
-        kept += decision([*signs[:ended]])
+        ended = next(count for count in range(1, 10) if decision([*signs[:count]]) is not Outcome.NOT_DECIDED)
+        kept += decision([*signs[:ended]]) is Outcome.KEPT
     assert kept / 2**9 == pytest.approx(1 / 64 + 6 / 64 / 8) and kept / 2**9 < 0.03
 
 
