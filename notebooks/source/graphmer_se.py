@@ -199,11 +199,12 @@ test_questions = parts.test["question"]
 search_table = search_training.verdict(ranks["test"] | encoders_alone, test_questions, chosen)
 tables.show(search_table, f"{len(test_questions)} questions of {', '.join(packages['test'])}; dev chooses: {chosen}")
 figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
-axes.barh([row["row"] for row in search_table], [row["MRR"] for row in search_table])
+for row in search_table:
+    axes.barh(row["row"], row["MRR"], color="tab:blue" if row["row"] == chosen else "lightsteelblue")
 axes.set(
     xlabel="mean reciprocal rank (1: always first)",
     xlim=(0, 1),
-    title="A docstring's first sentence finds its definition",
+    title="A docstring's first sentence finds its definition (dark: the search that is saved)",
 )
 plt.show()
 of_tuning = search_training.verdict(ranks["test"], test_questions, "tuned, fused")
@@ -326,7 +327,7 @@ link_ranks = {"resolver": [1.0] * len(questions), "words": words}
 # %% [markdown]
 # ## Train the encoder
 #
-# The trainer is that of transformers, and every term of the loss is in the logs. Below them is what the training added on the
+# The trainer is that of transformers, and `trainer.state.log_history` has every term of the loss. Below is what the training added on the
 # held-out triples. **Untrained** is the encoder before its first step. The model is saved, and `AutoModel` reads its encoder again.
 
 # %%

@@ -238,7 +238,7 @@ tables.show(forecast.rows())
 # ## Train
 #
 # The rows are plain pairs of texts. No answer is twice in a batch, since it would be its own negative. First the head alone is trained
-# on the embeddings computed above, which takes seconds; then the whole model. The log has each term of the loss, with its weight.
+# on the embeddings computed above, which takes seconds; then the whole model. `trainer.state.log_history` has each term of the loss, with its weight.
 # The last two tables show what the run cost, measured: `mfu` is the share of the named datasheet peak that was used. On a TPU
 # `compiles_after_warmup` and `host_syncs_per_step` must be 0: anything else means that shapes change or that values leave the chip at
 # every step.
@@ -264,6 +264,7 @@ tables.show(forecast.compared(cost["train"]))
 # is no significant difference.
 
 # %%
+import numpy as np
 import pandas
 
 embedded[HEAD] = embedded[STOCK] @ head_KD.numpy().T
@@ -284,8 +285,10 @@ if test in measured:
     )
     tables.show([verdict.row() for verdict in verdicts], "Verdict")
     drawn = pandas.DataFrame(report(table, choice)).set_index("search")["nDCG@10"]
-    title = f"Search by {len(test.asked)} test {collection.kind}"
-    axes = drawn.plot.barh(figsize=(8, 3.2), title=title, xlabel="nDCG@10", ylabel="", xlim=(0, 1))
+    saved = drawn.index.str.startswith(f"{choice.model}, chosen")
+    colors = np.where(saved, "tab:blue", "lightsteelblue")
+    title = f"Search by {len(test.asked)} test {collection.kind} (dark: the search that is saved)"
+    axes = drawn.plot.barh(figsize=(8, 3.2), title=title, xlabel="nDCG@10", ylabel="", xlim=(0, 1), color=colors)
     axes.invert_yaxis()
 else:
     print("These data have no questions, and no headings that only one document has: nothing can be measured.")
