@@ -80,9 +80,8 @@ versions: $(GPU)/.installed ## the core tests at the ends of our version ranges 
 faults: $(GPU)/.installed $(TPU)/.installed ## every way to disturb a run, against an undisturbed one (ONLY='papermill/*'; slow)
 	$(GPU)/bin/python tests/faults.py --only $(ONLY)
 
-tpu: $(TPU)/.installed test-torchtpu ## test-torchtpu, and the TPU notebooks' steps by Google's TPU compiler, without a TPU (ONLY="'legal*/v5e-1'"; slow)
+tpu: $(TPU)/.installed ## the TPU notebooks' steps by Google's TPU compiler, without a TPU (ONLY="'legal*/v5e-1'"; slow)
 	$(TPU)/bin/python benchmarks/tpu_compiler.py $(ONLY)
-	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(TORCHTPU)/bin/python benchmarks/tpu_compiler.py --torch-tpu $(ONLY)
 
 clean: ## remove all environments (outputs stay)
 	rm -rf $(GPU) $(TPU) $(TORCHTPU) $(CUDA) .versions

@@ -2,7 +2,6 @@
 
     python benchmarks/tpu_compiler.py                     # every step for v5e-1 and v5e-8; two hours on two cores, no TPU
     python benchmarks/tpu_compiler.py 'legal*/v5e-1'      # the named ones; the rest of the file stays
-    .venv-torchtpu/bin/python benchmarks/tpu_compiler.py --torch-tpu    # lowered through TorchTPU, for v5e-1
 
 The model, the length and the micro-batch are those that the notebook would take on that slice. Nothing is executed.
 """
@@ -77,8 +76,8 @@ def by_planner(workload, step: dict) -> dict:
     return {"planned_peak": counted.peak, "least_moved": round(least)}
 
 
-def compiled(case: Case, hardware: str, other) -> dict:
-    """What the compiler says of the step, and the planner of torch_xla's way. other: `torch_tpu_step`, or None."""
+def compiled(case: Case, hardware: str) -> dict:
+    """What the compiler says of the step, and the planner."""
     chips = machine(hardware)
     runtime = runtime_of(chips)
     recipe, workload = room(case.notebook).planned(case.asked, runtime)
@@ -90,8 +89,6 @@ def compiled(case: Case, hardware: str, other) -> dict:
         "accumulating": planned.gradient_accumulation_steps > 1,
     }
     about = {"case": case.name, "examples_a_chip": planned.per_device_batch_size, **step}
-    if other:
-        return about | other.compiled(workload, planned.per_device_batch_size, **step)
     about |= by_planner(workload, about)
     traced, began = tpu.trace(workload, planned.micro_batch_size, chips=chips.count, **step), time.perf_counter()
     try:
@@ -121,25 +118,20 @@ def collectives(program: str) -> dict[str, dict[str, int]]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("only", nargs="*", default=["*"])
-    parser.add_argument("--torch-tpu", action="store_true")
     given = parser.parse_args()
-    if given.torch_tpu:
-        import torch_tpu_step as other  # makes its device before the first backward pass, as `begin` does
-    else:
-        other = tpu.begin()
-    file, slices = ("torch_tpu", HARDWARE[:1]) if other else ("tpu_compiler", HARDWARE)
+    tpu.begin()
     about = this_machine("cpu")
-    packages = ("torch", "transformers", "torch_xla", "torch_tpu", "libtpu", "jax")
+    packages = ("torch", "transformers", "torch_xla", "libtpu", "jax")
     made_with = {"date": date.today().isoformat(), **{name: version(name) for name in packages if version(name)}}
-    output = ROOT / f"docs/results/{file}_steps.json"
+    output = ROOT / "docs/results/tpu_compiler_steps.json"
     steps = json.loads(output.read_text(encoding="utf-8"))["steps"] if output.exists() else {}
     names = {case.name for case in CASES}
     steps = {name: step for name, step in steps.items() if name.partition("/")[0] in names}
-    for hardware in slices:
+    for hardware in HARDWARE:
         for case in CASES:
             name = f"{case.name}/{hardware}"
             if any(fnmatch.fnmatch(name, pattern) for pattern in given.only):
-                steps[name] = compiled(case, hardware, other) | {"versions": made_with}
+                steps[name] = compiled(case, hardware) | {"versions": made_with}
                 write(output, about, steps=steps)
                 print(name, steps[name])
 

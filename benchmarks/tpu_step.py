@@ -165,14 +165,6 @@ class Compiled:
         return self.arguments + self.outputs - self.aliased + self.temporaries
 
 
-def said_of(products: dict[str, int], precision: str) -> str:
-    """A warning where products of a bf16 step are in fp32, or ""."""
-    wide = products.get("f32", 0)
-    if precision != "bf16" or not wide:
-        return ""
-    return f"{wide} of {sum(products.values())} matrix products are in fp32, which a TPU multiplies in several passes"
-
-
 def compile_step(traced: Traced, hardware: str) -> Compiled:
     """Compiles a traced step for a TPU slice, whose chips share its batch.
 

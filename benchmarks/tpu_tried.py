@@ -1,14 +1,14 @@
 """Changes to a TPU notebook's step that were tried with Google's TPU compiler, for one chip: bytes, memory, time to compile.
 
-    python benchmarks/tpu_tried.py legal whole           # the step without a change
-    python benchmarks/tpu_tried.py legal parts8-again    # queries in eight parts, computed again in the backward pass
+    python benchmarks/tpu_tried.py legal 1             # the step with attention whole, and then in parts and with changes:
+    python benchmarks/tpu_tried.py legal 8 again
 
-The step has fewer layers than the notebook's, which are all alike, so that it compiles in a minute or two.
+The step has fewer layers than the notebook's, which are all alike, so that it compiles in a minute or two. The seconds are those of
+the processor.
 """
 
-from __future__ import annotations
-
-import re
+import functools
+import json
 import sys
 import tempfile
 import time
@@ -19,8 +19,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import tpu_step as tpu  # noqa: E402
+from report import machine as this_machine  # noqa: E402
+from report import write  # noqa: E402
 from tpu_compiler import described  # noqa: E402
 
+from helpers.machine import attention, xla  # noqa: E402
 from helpers.plan.machines import machine, runtime_of  # noqa: E402
 from helpers.plan.workloads import Asked, room  # noqa: E402
 
@@ -51,170 +54,94 @@ def step_of(name: str, layers: int, folder: Path):
 # ---- changes
 
 
-def legal(change: str) -> None:
-    import torch
-    from transformers.integrations.sdpa_attention import repeat_kv
-
-    from helpers.machine import attention, xla
-
-    def sdpa(query, key, value, mask, scale):
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-
-    def wide(query, key, value, mask, scale):
-        with torch.autocast("xla", enabled=False):
-            logits = (query @ key.transpose(-1, -2)).float() * scale + mask
-            return torch.softmax(logits, -1).to(value.dtype) @ value
-
-    def narrow(query, key, value, mask, scale):
-        with torch.autocast("xla", enabled=False):
-            logits = (query * scale) @ key.transpose(-1, -2) + mask
-            return torch.softmax(logits, -1) @ value
-
-    class Own(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, query, key, value, mask, scale):
-            logits = ((query * scale) @ key.transpose(-1, -2) + mask).float()
-            lse = logits.logsumexp(-1, keepdim=True)
-            mixed = torch.exp(logits - lse).to(value.dtype) @ value
-            ctx.save_for_backward(query, key, value, mask, lse, mixed)
-            ctx.scale = scale
-            return mixed
-
-        @staticmethod
-        def backward(ctx, gradient):
-            import torch_xla.core.xla_model as xm
-
-            query, key, value, mask, lse, mixed = ctx.saved_tensors
-            gradient = gradient.to(value.dtype)
-            xm.optimization_barrier_([query, key, value, mask, lse, mixed, gradient])
-            logits = ((query * ctx.scale) @ key.transpose(-1, -2) + mask).float()
-            share = torch.exp(logits - lse)
-            delta = (gradient.float() * mixed.float()).sum(-1, keepdim=True)
-            steep = share * ((gradient @ value.transpose(-1, -2)).float() - delta)
-            steep, share = steep.to(value.dtype), share.to(value.dtype)
-            shares = share.transpose(-1, -2) @ gradient
-            return (steep @ key) * ctx.scale, steep.transpose(-1, -2) @ query * ctx.scale, shares, None, None
-
-    def own(*inputs):
-        with torch.autocast("xla", enabled=False):
-            return Own.apply(*inputs)
-
-    count = int((re.findall(r"parts(\d+)", change) or [1])[0])
-    body = sdpa
-    for name, other in (("wide", wide), ("narrow", narrow), ("own", own)):
-        if name in change:
-            body = other
-
-    def attend(module, query, key, value, mask, scaling=None, **options):
-        groups = query.shape[1] // key.shape[1]
-        query, key = query.to(value.dtype), key.to(value.dtype)
-        key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-        length, mixed = query.shape[2] // count, []
-        for end in range(length, query.shape[2] + 1, length):
-            asked = slice(end - length, end)
-            given = query[:, :, asked], key[:, :, :end], value[:, :, :end], mask[:, :, asked, :end], scaling
-            mixed.append(xla.checkpoint_function()(body, *given) if "again" in change else body(*given))
-        return torch.cat(mixed, 2).transpose(1, 2), None
-
-    if "head" in change:
-        from helpers.legal import packing
-
-        pieces = int(re.findall(r"head(\d+)", change)[0])
-
-        def chunk(hidden, weight, target):
-            logits = torch.nn.functional.linear(hidden, weight).float()
-            hit = target[..., None] == torch.arange(len(weight), device=target.device)
-            return logits.logsumexp(-1), torch.where(hit, logits, 0.0).sum(-1)
-
-        def summed(model, blocks, devices=1, tokens=0):
-            base = packing.base_of(model)
-            config, head = base.config.get_text_config(), base.get_output_embeddings()
-            inputs = {name: blocks[name] for name in ("input_ids", "position_ids")}
-            inputs |= {
-                "attention_mask": packing.masks_of(blocks["segment_ids"], config, torch.bfloat16),
-                "use_cache": False,
-            }
-            labels_BT = blocks["labels"]
-            target_BT = torch.cat([labels_BT[:, 1:], torch.full_like(labels_BT[:, :1], -100)], dim=1)
-            hidden_BTD = base.base_model(**inputs).last_hidden_state
-            hidden_BTD = hidden_BTD.float()
-            found, first = [], 0
-            for weight in head.weight.split(pieces):
-                found.append(
-                    xla.checkpoint_function()(chunk, hidden_BTD, weight, target_BT - first, preserve_rng_state=False)
-                )
-                first += len(weight)
-            sums, hits = zip(*found, strict=False)
-            losses = torch.stack(sums).logsumexp(0) - sum(hits)
-            return torch.where(target_BT != -100, losses, 0.0).sum()
-
-        packing.summed_loss = summed
-        import helpers.legal.training as tr
-        import helpers.legal.workload as w
-
-        for module in (w, tr):
-            if hasattr(module, "summed_loss"):
-                module.summed_loss = summed
-    if not change.startswith("whole"):
-        attention._sdpa_one_dtype = attend
-
-
-def graphmer(change: str) -> None:
-    import torch
-    import torch.nn.functional as F
+def again() -> None:
+    """Attention is computed again in the backward pass, and nothing of it is kept."""
+    from transformers.integrations import sdpa_attention
 
     from helpers.graphmer import encoder
-    from helpers.machine import xla
 
-    count = int((re.findall(r"parts(\d+)", change) or [1])[0])
+    def recomputed(function):
+        def call(module, *inputs, **options):
+            bound = functools.partial(function, **options)
+            return xla.checkpoint_function()(bound, module, *inputs)
 
-    def body(query, key, value, decay, bias, dropout):
-        with torch.autocast("xla", enabled="auto" in change):
-            logits = query @ key.transpose(-1, -2)
-            share = torch.softmax(logits.float() * decay.float() + bias.float(), dim=-1).to(value.dtype)
-            return F.dropout(share, dropout) @ value
+        return call
 
-    def forward(self, x_BND, decay_BANN, bias_BANN):
-        B, N, D = x_BND.shape
-        query, key, value = self.inward(x_BND).view(B, N, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
-        query, length, mixed = query * (D // self.heads) ** -0.5, N // count, []
-        for end in range(length, N + 1, length):
-            at = slice(end - length, end)
-            given = query[:, :, at], key, value, decay_BANN[:, :, at], bias_BANN[:, :, at], self.dropout
-            mixed.append(xla.checkpoint_function()(body, *given) if "again" in change else body(*given))
-        mixed = torch.cat(mixed, 2)
-        return self.outward(mixed.transpose(1, 2).reshape(B, N, D))
-
-    if "bf16" in change:
-        decay = encoder.Decay.forward
-        encoder.Decay.forward = lambda self, distance: decay(self, distance).bfloat16()
-    if change != "whole":
-        encoder.Attention.forward = forward
+    encoder.Attention.forward = recomputed(encoder.Attention.forward)
+    sdpa_attention.sdpa_attention_forward = recomputed(sdpa_attention.sdpa_attention_forward)
 
 
-def row_of(name: str, change: str) -> dict:
+def flash() -> None:
+    """torch_xla's flash kernel in the place of the attention matrix, with the segments of a packed block."""
+    import jax
+    import torch
+    from jax.experimental.pallas.ops.tpu import flash_attention  # noqa: F401  registers what it is lowered by
+    from torch_xla.experimental import custom_kernel
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import repeat_kv
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    from helpers.legal import packing
+
+    def trace_pallas(kernel, *args, static_argnums=None, static_argnames=None, use_cache=False, **options):
+        """The library's own, but for a TPU that is not there."""
+        shapes = [custom_kernel.to_jax_shape_dtype_struct(one) if torch.is_tensor(one) else one for one in args]
+        jitted = jax.jit(kernel, static_argnums=static_argnums, static_argnames=static_argnames)
+        lowered = jitted.trace(*shapes, **options).lower(lowering_platforms=("tpu",))
+        payload = custom_kernel._extract_backend_config(lowered.compiler_ir())
+        return payload, [one for one in args if torch.is_tensor(one)]
+
+    def attend(module, query, key, value, segments, scaling=None, **_):
+        groups, segments = query.shape[1] // key.shape[1], segments[:, 0, 0]
+        parts = query.to(value.dtype), repeat_kv(key.to(value.dtype), groups), repeat_kv(value, groups)
+        return custom_kernel.flash_attention(*parts, True, segments, segments, scaling).transpose(1, 2), None
+
+    custom_kernel.trace_pallas = trace_pallas
+    AttentionInterface.register("pallas", attend)
+    AttentionMaskInterface.register("pallas", sdpa_mask)
+    attention.use_one_dtype = lambda model: model.set_attn_implementation("pallas")
+    packing.masks_of = lambda segments_BT, config, dtype: segments_BT[:, None, None].to(torch.int32)
+
+
+def scan() -> None:
+    """One layer is compiled and looped over (torch_xla's `scan_layers`)."""
+    import torch
+    from torch_xla.experimental.scan_layers import scan_layers
+    from transformers.models.qwen2 import modeling_qwen2
+
+    class Carrying(torch.nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x, mask, cos, sin):
+            return self.layer(x, attention_mask=mask, position_embeddings=(cos, sin)), mask, cos, sin
+
+    def forward(self, input_ids, attention_mask, position_ids, **_):
+        x = self.embed_tokens(input_ids)
+        carry = x, attention_mask, *self.rotary_emb(x, position_ids)
+        x = scan_layers([*map(Carrying, self.layers)], carry, is_layer_pure=True)[0]
+        return modeling_qwen2.BaseModelOutputWithPast(last_hidden_state=self.norm(x))
+
+    modeling_qwen2.Qwen2Model.forward = forward
+
+
+def main(name: str, parts: str, *changes: str) -> None:
+    attention.QUERY_PARTS = int(parts)
     layers, examples, length, accumulating = STEPS[name]
     tpu.begin()
-    globals()[name](change)
+    about = this_machine("cpu")
+    for change in changes:
+        globals()[change]()
     with tempfile.TemporaryDirectory() as folder:
         step = step_of(name, layers, Path(folder))
     traced = tpu.trace(step, examples, length=length, accumulating=accumulating)
-    began = time.perf_counter()
+    began = time.process_time()
     row = described(tpu.compile_step(traced, CHIP))
-    row |= {"seconds": round(time.perf_counter() - began, 1), "date": date.today().isoformat()}
-    return row | {"layers": layers, "examples": examples, "length": length, "change": change}
-
-
-def main(name: str, change: str) -> None:
-    row = row_of(name, change)
-    print(
-        "TRIED",
-        name,
-        change,
-        "moved {:.3f} GiB peak {:.3f} GiB TFLOP {:.3f} {} s".format(
-            row["moved"] / 2**30, row["peak"] / 2**30, row["flops"] / 1e12, row["seconds"]
-        ),
-    )
+    row |= {"seconds": round(time.process_time() - began, 1), "date": date.today().isoformat()}
+    row |= {"layers": layers, "parts": parts, "change": " ".join(globals()[change].__doc__ for change in changes)}
+    tried = json.loads(OUTPUT.read_text(encoding="utf-8"))["tried"]
+    write(OUTPUT, about, tried=tried | {" ".join(sys.argv[1:]): row})
 
 
 if __name__ == "__main__":

@@ -51,28 +51,15 @@ def refused() -> str:
 
 
 def tried() -> str:
-    """Changes that were compiled, each beside the step as it is."""
+    """Changes that were compiled, each beside the step with attention whole."""
     rows, results = [], result("tpu_tried.json")["tried"]
     for name, step in results.items():
-        before = results[name.partition("/")[0] + "/none"]
+        notebook = name.split()[0]
+        before = results[f"{notebook} 1"]
         if step is not before:
-            row = {"step": f"{name.partition('/')[0]}, {step['layers']} layers", "change": step["change"]}
-            for part, show in (("moved", tables.size), ("peak", tables.size), ("seconds", tables.seconds)):
-                row[part] = f"{show(before[part])} → {show(step[part])}"
+            row = {"step": f"{notebook}, {step['layers']} layers", "parts": step["parts"], "change": step["change"]}
+            for part in ("moved", "peak"):
+                row[part] = f"{tables.size(before[part])} → {tables.size(step[part])}"
+            row["TFLOP"] = f"{before['flops'] / 1e12:.2f} → {step['flops'] / 1e12:.2f}"
             rows.append(row)
-    return tables.markdown(rows)
-
-
-def torch_tpu() -> str:
-    """Steps of an earlier version, lowered through TorchTPU."""
-    rows = []
-    for step in result("torch_tpu_steps.json")["steps"].values():
-        rows.append(
-            {
-                "step": step["case"],
-                "memory": tables.size(step.get("peak")) or step["problem"],
-                "TFLOP": step.get("flops", 0) / 1e12 or None,
-                "moved": tables.size(step.get("moved")),
-            }
-        )
     return tables.markdown(rows)
