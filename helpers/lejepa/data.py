@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from helpers.data import hub, words
 from helpers.data.data_source import DataSource, Place, locate
@@ -138,7 +138,9 @@ def load(
         content = _from_beir(place.path, place.source)
     else:
         listing, content = _from_folder(place.path, place.source)
-    passages = [part for section in content.sections for part in cut(section, spans, limit)]
+    passages: list[Passage] = []
+    for section in content.sections:
+        passages += cut(section, spans, limit)
     draw = random.Random(seed)
     parts, split = _divide(content, draw)
     if content.kind == "headings":
@@ -171,7 +173,7 @@ def load(
 
 
 def _owners(questions: Iterable[Question]) -> set[str]:
-    return {name for question in questions for name in question.answers}
+    return set().union(*(question.answers for question in questions))
 
 
 def _bodies(passages: Iterable[Passage]) -> dict[str, str]:
@@ -213,25 +215,29 @@ def _from_file(path: Path, source: str) -> _Content:
         raise ValueError(f"{source} {error}") from error
     for pattern in PARTS:
         if len(sections) == 1:
-            parts = re.split(pattern, sections[0].body)
-            sections = [sections[0]._replace(body=part.strip()) for part in parts if part.strip()]
-    named = [section._replace(document=f"{path.name} {number}") for number, section in enumerate(sections, 1)]
-    return _content(named, unused)
+            texts = map(str.strip, re.split(pattern, sections[0].body))
+            sections = [sections[0]._replace(body=text) for text in texts if text]
+    numbered = []
+    for number, section in enumerate(sections, 1):
+        numbered.append(section._replace(document=f"{path.name} {number}"))
+    return _content(numbered, unused)
 
 
 def _from_rows(rows: Iterable[Row], set_aside: SetAside, unused: set[str]) -> list[Passage]:
     """Documents, and past questions with their answers, by the columns of each row. Adds the columns that are not used to `unused`."""
 
     def read(row: Row) -> Passage:
-        row = row._replace(values={str(name).lower(): value for name, value in row.values.items()})
+        values = {str(name).lower(): value for name, value in row.values.items()}
+        row = row._replace(values=values)
         columns = _pair_columns(row)
-        unused.update(row.values.keys() - (columns or DOCUMENT))
+        unused.update(values.keys() - (columns or DOCUMENT))
         if not columns:
             return _document(row)
-        question, answer = (row.text(column).strip() for column in columns)
-        if not question or not answer:
-            raise Unusable(f"column `{columns[bool(question)]}` is empty")
-        return _pair(question, answer)
+        texts = [row.text(column).strip() for column in columns]
+        for column, text in zip(columns, texts, strict=True):
+            if not text:
+                raise Unusable(f"column `{column}` is empty")
+        return _pair(*texts)
 
     texts = list(set_aside.convert(rows, read))
     _report(set_aside)
@@ -240,10 +246,11 @@ def _from_rows(rows: Iterable[Row], set_aside: SetAside, unused: set[str]) -> li
 
 def _pair_columns(row: Row) -> list[str]:
     """The columns of a question and of its answer; [] where there are none."""
-    for kinds in PAIRS:
-        columns = [next(filter(row.values.__contains__, names), "") for names in kinds]
-        if all(columns):
-            return columns
+    for questions, answers in PAIRS:
+        question = [name for name in questions if name in row.values]
+        answer = [name for name in answers if name in row.values]
+        if question and answer:
+            return [question[0], answer[0]]
     return []
 
 
@@ -266,34 +273,47 @@ def _short_name(kind: str, text: str) -> str:
 def _document(row: Row) -> Passage:
     """A title leaves its body: one that repeats its passage would be learned from the words that they share."""
     row.column(("text",), COLUMNS)
-    title, body = row.text("title").strip(), row.text("text").strip()
+    title = row.text("title").strip()
+    body = row.text("text").strip()
     if title and body.lower().startswith(title.lower()):
         body = body[len(title) :].lstrip(" .:\n")
-    if not title + body:
+    if not body:
+        title, body = "", title
+    if not body:
         raise Unusable("column `text` is empty")
-    return Passage(_id(row) or _short_name("text", title + body), title if body else "", body or title)
+    return Passage(_id(row) or _short_name("text", title + body), title, body)
 
 
 def _id(row: Row) -> str:
     value = row.values.get("_id", row.values.get("id"))
-    return "" if value is None else str(value)
+    if value is None:
+        return ""
+    return str(value)
 
 
 def _content(texts: Iterable[Passage], unused: Iterable[str] = ()) -> _Content:
     """texts: documents, and past questions with their answers."""
-    notes = (f"columns that are not used: {', '.join(sorted(unused))}",) if unused else ()
+    notes: tuple[str, ...] = ()
+    if unused:
+        notes = (f"columns that are not used: {', '.join(sorted(unused))}",)
     sections, answers = [], {}
-    questions: dict[str, tuple[str, set[str]]] = {}
+    spellings: dict[str, str] = {}
+    owners: dict[str, set[str]] = defaultdict(set)
     for text in texts:
         if text.answer:
             answers[text.document] = Passage(text.document, "", text.answer)
-            questions.setdefault(_fold(text.body), (text.body, set()))[1].add(text.document)
+            question = spellings.setdefault(_fold(text.body), text.body)
+            owners[question].add(text.document)
         else:
             sections.append(text)
     if not answers:
         return _with_headings(sections, notes)
-    asked = [Question(text, frozenset(names)) for text, names in questions.values()]
-    return _Content([*sections, *answers.values()], asked, "past questions", notes)
+    return _Content([*sections, *answers.values()], _questions(owners), "past questions", notes)
+
+
+def _questions(owners: dict[str, set[str]]) -> list[Question]:
+    """Questions from their texts and the documents that answer them."""
+    return [Question(text, frozenset(answers)) for text, answers in owners.items()]
 
 
 def _with_headings(sections: list[Passage], notes: tuple[str, ...] = ()) -> _Content:
@@ -302,8 +322,10 @@ def _with_headings(sections: list[Passage], notes: tuple[str, ...] = ()) -> _Con
     for section in sections:
         if len(words.spans(section.heading)) in HEADING_WORDS:
             owners[section.heading].add(section.document)
-    asked = [Question(heading, frozenset(names)) for heading, names in owners.items() if len(names) == 1]
-    return _Content(sections, asked, "headings" if asked else "none", notes)
+    questions = [question for question in _questions(owners) if len(question.answers) == 1]
+    if not questions:
+        return _Content(sections, [], "none", notes)
+    return _Content(sections, questions, "headings", notes)
 
 
 def _fold(text: str) -> str:
@@ -319,9 +341,10 @@ def _from_beir(folder: Path, source: str) -> _Content:
     judgements: list[Row] = []
     queries: Iterable[Row] = ()
     files = list_files(folder / "qrels", None, source=source).files
-    for path in [file for file in files if file.suffix == ".tsv"]:
-        queries = read_rows(folder / "queries.jsonl", ROWS, set_aside)
-        judgements += read_separated(path, set_aside, source=f"{source}, {path.name}", columns=JUDGEMENT)
+    for path in files:
+        if path.suffix == ".tsv":
+            queries = read_rows(folder / "queries.jsonl", ROWS, set_aside)
+            judgements += read_separated(path, set_aside, source=f"{source}, {path.name}", columns=JUDGEMENT)
     return _judged(corpus, queries, judgements, set_aside)
 
 
@@ -334,8 +357,10 @@ def _from_hub(place: Place) -> _Content:
         subsets = datasets.get_dataset_config_names(place.value, revision=revision)
 
         def rows(subset: str) -> list[Row]:
-            splits = datasets.load_dataset(place.value, subset, revision=revision)
-            return [row for split in splits.values() for row in number_rows(place.source, split, set_aside)]
+            rows: list[Row] = []
+            for split in datasets.load_dataset(place.value, subset, revision=revision).values():
+                rows += number_rows(place.source, split, set_aside)
+            return rows
 
         if {"corpus", "queries", "default"} <= {*subsets}:
             return _judged(rows("corpus"), rows("queries"), rows("default"), set_aside)
@@ -347,24 +372,24 @@ def _judged(corpus, queries, judgements, set_aside: SetAside) -> _Content:
     """Documents, and the questions with a document whose score is above 0."""
     sections = list(set_aside.convert(corpus, _document))
     names = {section.document for section in sections}
-    asked = dict(set_aside.convert(queries, lambda row: (_id(row), row.text("text").strip())))
-    answers: dict[str, set[str]] = defaultdict(set)
+    texts = dict(set_aside.convert(queries, lambda row: (_id(row), row.text("text").strip())))
+    owners: dict[str, set[str]] = defaultdict(set)
 
     def take(row: Row) -> None:
         query, document, written = (str(row.values.get(column)) for column in JUDGEMENT)
         try:
-            text, score = asked[query], float(written)
+            text, score = texts[query], float(written)
         except (KeyError, ValueError):
             raise Unusable(f"queries.jsonl has no query {query!r}, or the score {written!r} is no number") from None
         if document in names and score > 0:
-            answers[text].add(document)
+            owners[text].add(document)
 
     for _ in set_aside.convert(judgements, take):
         pass
     _report(set_aside)
-    if not answers:
+    if not owners:
         return _with_headings(sections)
-    return _Content(sections, [Question(text, frozenset(owners)) for text, owners in answers.items()], "questions")
+    return _Content(sections, _questions(owners), "questions")
 
 
 # ---- splits
@@ -376,11 +401,16 @@ def _divide(content: _Content, draw: random.Random) -> tuple[dict[str, list[Ques
     if not questions:
         return {"past": [], "dev": [], "test": []}, "not at all"
     if content.kind == "questions" and len(questions) < DEALT:
-        half = len(questions) // 2 if len(questions) >= WISHED else 0
+        half = 0
+        if len(questions) >= WISHED:
+            half = len(questions) // 2
         parts = {"past": [], "dev": questions[:half], "test": questions[half:]}
         return parts, "by question: half choose, half test, none trains"
-    counts = Counter(name for question in questions for name in question.answers)
-    repeated = [question for question in questions if all(counts[name] > 1 for name in question.answers)]
+    counts = Counter[str]()
+    for question in questions:
+        counts.update(question.answers)
+    once = {name for name, count in counts.items() if count == 1}
+    repeated = [question for question in questions if not question.answers & once]
     if content.kind != "headings" and 2 * len(repeated) > len(questions):
         parts = _divide_by_question(questions)
         return parts, "by question: each answer has other questions that train"
@@ -391,26 +421,34 @@ def _divide(content: _Content, draw: random.Random) -> tuple[dict[str, list[Ques
 
 
 def _share(items: list) -> dict[str, list]:
-    quota = min(MOST_HELD_OUT, max(round(HELD_OUT * len(items)), min(WISHED, len(items) // 5)))
+    fewest = min(WISHED, len(items) // 5)
+    quota = min(MOST_HELD_OUT, max(fewest, round(HELD_OUT * len(items))))
     return {"dev": items[:quota], "test": items[quota : 2 * quota], "past": items[2 * quota :]}
 
 
 def _divide_by_question(questions: list[Question]) -> dict[str, list[Question]]:
     """A question of which an answer has no question left that trains, trains itself."""
     parts = _share(questions)
-    known = _owners(parts["past"])
-    for part in ("dev", "test"):
-        parts["past"] += [question for question in parts[part] if not question.answers <= known]
-        parts[part] = [question for question in parts[part] if question.answers <= known]
+    learned = _owners(parts["past"])
+    for name in ("dev", "test"):
+        part, parts[name] = parts[name], []
+        for question in part:
+            if question.answers <= learned:
+                parts[name].append(question)
+            else:
+                parts["past"].append(question)
     return parts
 
 
 def _divide_by_answer(questions: list[Question], draw: random.Random) -> dict[str, list[Question]]:
     """A question whose answers are on two sides is left out."""
-    names = sorted(_owners(questions))
-    draw.shuffle(names)
-    sides = {part: {*names} for part, names in _share(names).items()}
-    return {part: [question for question in questions if question.answers <= side] for part, side in sides.items()}
+    answers = sorted(_owners(questions))
+    draw.shuffle(answers)
+    parts = {}
+    for name, share in _share(answers).items():
+        side = set(share)
+        parts[name] = [question for question in questions if question.answers <= side]
+    return parts
 
 
 def _from_passages(passages: Iterable[Passage]) -> list[Example]:
@@ -423,16 +461,17 @@ def _from_passages(passages: Iterable[Passage]) -> list[Example]:
 
 def _from_questions(past: list[Question], bodies: dict[str, str]) -> list[Example]:
     """A question with its answer, and with other past questions about it."""
-    asked: dict[str, list[str]] = defaultdict(list)
+    questions: dict[str, list[str]] = defaultdict(list)
     for question in past:
         for name in question.answers:
-            asked[name].append(question.text)
+            questions[name].append(question.text)
     examples = []
-    for name, texts in asked.items():
+    for name, texts in questions.items():
         ring = texts + texts
-        others = min(OTHERS, len(texts) - 1)
+        count = min(OTHERS, len(texts) - 1)
         for place, text in enumerate(texts, 1):
-            examples.append(Example(text, (bodies[name], *ring[place : place + others]), name))
+            others = ring[place : place + count]
+            examples.append(Example(text, (bodies[name], *others), name))
     return examples
 
 
@@ -452,28 +491,23 @@ def keep_split(collection: Collection, folder: Path) -> Collection:
         fields = {name: getattr(collection, name) for name in ("source", "sha256", "training", *parts)}
         write_json(file, fields)
         return collection
-    kept = json.loads(file.read_text(encoding="utf-8"))
-    if kept["source"] == collection.source:
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    if saved["source"] == collection.source:
         return collection
     tracking.say(
         "the documents have changed since this run began: they are searched as they are now, and only new or changed passages are "
         "embedded. The model stays as it was trained; to train on the new texts as well, set output_dir to a new folder"
     )
-    names = {*collection.documents}
-    questions = {}
+    questions: dict[str, Any] = {}
+    texts, searchable = set(), {*collection.documents}
     for part in parts:
-        before = [Question(text, frozenset(answers)) for text, answers in kept[part]]
-        questions[part] = [question for question in before if question.answers <= names]
+        questions[part] = []
+        for text, answers in saved[part]:
+            texts.add(text)
+            if searchable.issuperset(answers):
+                questions[part].append(Question(text, frozenset(answers)))
     if collection.past:
-        texts = {text for part in parts for text, _ in kept[part]}
         now = collection.past + collection.dev + collection.test
         questions["past"] += [question for question in now if question.text not in texts]
-    training = [Example(question, tuple(texts), key) for question, texts, key in kept["training"]]
-    return dataclasses.replace(
-        collection,
-        training=training,
-        sha256=kept["sha256"],
-        past=questions["past"],
-        dev=questions["dev"],
-        test=questions["test"],
-    )
+    training = [Example(question, tuple(texts), key) for question, texts, key in saved["training"]]
+    return dataclasses.replace(collection, training=training, sha256=saved["sha256"], **questions)

@@ -46,12 +46,16 @@ class Passage(NamedTuple):
     @property
     def text(self) -> str:
         """What is embedded and searched: heading and body."""
-        return f"{self.heading.rstrip('.')}. {self.body}" if self.heading else self.body
+        if not self.heading:
+            return self.body
+        return f"{self.heading.rstrip('.')}. {self.body}"
 
     @property
     def shown(self) -> str:
         """What a result shows."""
-        return f"{self.body}\n{self.answer}" if self.answer else self.text
+        if not self.answer:
+            return self.text
+        return f"{self.body}\n{self.answer}"
 
 
 def read_document(path: Path, name: str) -> list[Passage]:
@@ -68,8 +72,10 @@ def read_document(path: Path, name: str) -> list[Passage]:
         raise ValueError(f"cannot be read ({type(error).__name__}: {error})") from error
     sections = list(_sections(name, text))
     if not sections:
-        scan = "; a scanned page needs OCR first" if suffix == ".pdf" else ""
-        raise ValueError(f"holds no text{scan}")
+        reason = "holds no text"
+        if suffix == ".pdf":
+            reason += "; a scanned page needs OCR first"
+        raise ValueError(reason)
     return sections
 
 
@@ -79,10 +85,12 @@ def _sections(name: str, text: str) -> Iterator[Passage]:
     begin = 0
     headings = [match for match in HEADING.finditer(text) if not match[1]]
     for match in [*headings, None]:
-        level = 0
+        level, end = 0, None
         if match:
-            level = len(match["marks"] or {"=": "#", "-": "##"}[match["under"][0]])
-        heading, body = ": ".join(outline.values()), text[begin : match.start() if match else None].strip()
+            marks = match["marks"] or {"=": "#", "-": "##"}[match["under"][0]]
+            level, end = len(marks), match.start()
+        heading = ": ".join(outline.values())
+        body = text[begin:end].strip()
         if body:
             yield Passage(name, heading, body)
         elif level <= max(outline, default=-1):
@@ -120,8 +128,10 @@ def _html(path: Path) -> str:
         element.insert_before("\n")
         element.append("\n")
     for element in page(re.compile("^h[1-6]$")):
-        marks, heading = "#" * int(element.name[1]), " ".join(element.get_text().split())
-        element.replace_with(f"\n{marks} {heading}\n" if heading else "\n")
+        heading = " ".join(element.get_text().split())
+        if heading:
+            heading = f"{'#' * int(element.name[1])} {heading}\n"
+        element.replace_with(f"\n{heading}")
     return re.sub(r"\s*\n\s*", "\n", page.get_text())
 
 
@@ -135,10 +145,13 @@ def _word(path: Path) -> str:
     lines = []
     for block in _library("docx", "python-docx").Document(path).iter_inner_content():
         if hasattr(block, "rows"):
-            lines += [" | ".join(cell.text for cell in row.cells) for row in block.rows]
+            for row in block.rows:
+                lines.append(" | ".join(cell.text for cell in row.cells))
             continue
         level = re.fullmatch(r"(?:Heading ([1-5])|Title)", block.style.name)
-        marks = "#" * (1 + int(level[1] or 0)) if level else ""
+        marks = ""
+        if level:
+            marks = "#" * (1 + int(level[1] or 0))
         lines.append(f"{marks} {block.text}".strip())
     return "\n".join(lines)
 
@@ -175,8 +188,8 @@ def cut(section: Passage, spans: Spans, limit: int) -> Iterator[Passage]:
     starts = [start for start, _ in spans(body)]
     begin = done = 0
     while len(starts) - done > room:
-        left = len(starts) - done
-        count = math.ceil(left / math.ceil(left / room))
+        remaining = len(starts) - done
+        count = math.ceil(remaining / math.ceil(remaining / room))
         end = _break(body, starts[done + count - count // 4], starts[done + count])
         yield section._replace(body=body[begin:end].strip())
         begin, done = end, bisect.bisect_left(starts, end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from helpers.show.intervals import FEWEST, Interval, bootstrap
 
 # Q questions · N passages · D documents · K dimensions
 
-SEEN = 200  # texts whose script and language decide
+SAMPLED = 200  # texts whose script and language decide
 MANY_PIECES = 1.8  # tokens a word
 SHORT = 25  # words of a text
 STOCK, HEAD, TRAINED = "stock model", "LeJEPA, head", "LeJEPA"
@@ -27,15 +28,7 @@ MEANING, WORDS, FUSION, CLASSIFIER = (
     Mix(classifier=1),
 )
 MIXES = (MEANING, WORDS, FUSION, *(Mix(meaning=1, words=weight) for weight in (0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0)))
-WITH_CLASSIFIER = (
-    CLASSIFIER,
-    *(
-        Mix(meaning=meaning, words=words, classifier=1)
-        for meaning in (0.0, 0.5, 1.0)
-        for words in (0.0, 0.1, 0.3)
-        if meaning or words
-    ),
-)
+WITH_CLASSIFIER = tuple(Mix(*weights, classifier=1) for weights in product((0.0, 0.5, 1.0), (0.0, 0.1, 0.3)))
 Table = Mapping[Mix, np.ndarray]  # nDCG@10 of every question, by the weights of the search
 
 
@@ -47,13 +40,19 @@ class Judge:
 
     def __init__(self, collection: Collection, questions: Sequence[Question]):
         self.passages: list[Passage] = collection.searched(collection.past)
-        headings = collection.kind == "headings"
-        self.texts = [passage.body if headings else passage.text for passage in self.passages]
+        self.texts = [passage.text for passage in self.passages]
+        if collection.kind == "headings":
+            self.texts = [passage.body for passage in self.passages]
         self.asked = [question.text for question in questions]
         numbers = {name: number for number, name in enumerate(collection.documents)}
         self.document_N = np.array([numbers[passage.document] for passage in self.passages])
-        self.answers = [np.array(sorted(numbers[name] for name in question.answers)) for question in questions]
-        self.words_QN = lexical_scores(lexical_index(self.texts), self.asked) if questions else None
+        self.answers = []
+        for question in questions:
+            answers = sorted(numbers[name] for name in question.answers)
+            self.answers.append(np.array(answers))
+        self.words_QN = None
+        if questions:
+            self.words_QN = lexical_scores(lexical_index(self.texts), self.asked)
 
     def ndcg(self, scores_QN: np.ndarray) -> np.ndarray:
         """nDCG@10 [Q] with binary judgements; a document is as good as its best passage, and the first of equal ones comes first."""
@@ -66,7 +65,8 @@ class Judge:
             for answer in answers:
                 score = scores_D[answer]
                 rank = (scores_D > score).sum() + (scores_D[:answer] == score).sum()
-                gain += discounts[rank] if rank < 10 else 0.0
+                if rank < 10:
+                    gain += discounts[rank]
             values_Q.append(gain / discounts[: len(answers)].sum())
         return np.array(values_Q)
 
@@ -80,14 +80,16 @@ class Judge:
             "words": self.words_QN,
             "classifier": classify(classifier_NK, questions_QK),
         }
-        mixes = MIXES if classifier_NK is None else MIXES + WITH_CLASSIFIER
+        mixes = MIXES
+        if classifier_NK is not None:
+            mixes += WITH_CLASSIFIER
         return {mix: self.ndcg(combine(scores, mix._asdict())) for mix in mixes}
 
 
 class Verdict(NamedTuple):
     """The mean difference in nDCG@10 of two searches over the same questions, with its 95 % interval."""
 
-    says: str
+    description: str
     interval: Interval
     won: int
     lost: int
@@ -95,18 +97,19 @@ class Verdict(NamedTuple):
     def row(self) -> dict[str, Any]:
         """A line of the verdict's table."""
         return {
-            "what": self.says,
+            "what": self.description,
             "nDCG@10": str(self.interval),
             "questions won / lost": f"{self.won} / {self.lost} of {self.interval.items}",
             "verdict": self.interval.outcome,
         }
 
 
-def compare(says: str, ours_Q: np.ndarray, theirs_Q: np.ndarray) -> Verdict:
+def compare(description: str, ours_Q: np.ndarray, theirs_Q: np.ndarray) -> Verdict:
     """The mean difference over questions, which are drawn together for both."""
     difference_Q = ours_Q - theirs_Q
-    won, lost = (difference_Q > 1e-9).sum(), (difference_Q < -1e-9).sum()
-    return Verdict(says, bootstrap(np.mean, difference_Q), int(won), int(lost))
+    won = (difference_Q > 1e-9).sum()
+    lost = (difference_Q < -1e-9).sum()
+    return Verdict(description, bootstrap(np.mean, difference_Q), int(won), int(lost))
 
 
 # ---- choosing
@@ -137,10 +140,12 @@ def choose(dev: Mapping[str, Table], default: Mix, kind: str) -> Choice:
     values = {name: dev[name][mix] for name, mix in mixes.items()}
     order = sorted(mixes, key=lambda name: -values[name].mean())
     best = next((name for name in order if name != STOCK), STOCK)
-    kept = best if _clearly_ahead(values[best], values[STOCK]) else STOCK
+    model = STOCK
+    if _clearly_ahead(values[best], values[STOCK]):
+        model = best
     means = ", ".join(f"{name} {values[name].mean():.3f}" for name in order)
     reason = f"nDCG@10 on {len(values[STOCK])} dev {kind}: {means}"
-    return Choice(kept, reason, {name: mixes[name] for name in order})
+    return Choice(model, reason, {name: mixes[name] for name in order})
 
 
 def report(tables: Mapping[str, Table], choice: Choice) -> list[dict[str, Any]]:
@@ -150,13 +155,16 @@ def report(tables: Mapping[str, Table], choice: Choice) -> list[dict[str, Any]]:
     if CLASSIFIER in stock:
         rows[f"{STOCK}, linear classifier"] = stock[CLASSIFIER]
     for name, table in tables.items():
-        rows[f"{name}, chosen: {choice.mixes[name]}"] = table[choice.mixes[name]]
+        mix = choice.mixes[name]
+        rows[f"{name}, chosen: {mix}"] = table[mix]
     return [{"search": name, "nDCG@10": float(values.mean())} for name, values in rows.items()]
 
 
 def _best(table: Table, default: Mix) -> Mix:
     best = max(table, key=lambda mix: table[mix].mean())
-    return best if _clearly_ahead(table[best], table[default]) else default
+    if _clearly_ahead(table[best], table[default]):
+        return best
+    return default
 
 
 def _clearly_ahead(ours_Q: np.ndarray, theirs_Q: np.ndarray) -> bool:
@@ -171,15 +179,20 @@ def default_mix(texts: Sequence[str], spans: Spans, mixes: Iterable[Mix] = ()) -
     spans: the tokens of the model. One that cuts the words of a language into many pieces was not trained on it. mixes: those that were
     measured; with a classifier among them it is in the default.
     """
-    seen = texts[:: max(1, len(texts) // SEEN)]
-    runs = [run for text in seen for run in RUNS.finditer(text)]
-    letters = sum(len(run[0]) for run in runs)
-    spaceless = sum(len(run[1] or "") for run in runs)
-    pieces = sum(len(spans(text)) for text in seen)
+    sample = texts[:: max(1, len(texts) // SAMPLED)]
+    pieces = runs = letters = spaceless = 0
+    for text in sample:
+        pieces += len(spans(text))
+        for run in RUNS.finditer(text):
+            runs += 1
+            letters += len(run[0])
+            spaceless += len(run[1] or "")
     if 2 * spaceless > letters:
         return WORDS
     if CLASSIFIER in mixes:
         return Mix(meaning=1, words=0.1, classifier=1)
-    if pieces > MANY_PIECES * len(runs):
+    if pieces > MANY_PIECES * runs:
         return Mix(meaning=1, words=2.0)
-    return Mix(meaning=1, words=0.1 if len(runs) < SHORT * len(seen) else 0.5)
+    if runs < SHORT * len(sample):
+        return Mix(meaning=1, words=0.1)
+    return Mix(meaning=1, words=0.5)

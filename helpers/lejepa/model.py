@@ -38,7 +38,8 @@ def token_spans(model: SentenceTransformer) -> tuple[Spans, int]:
         return tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
 
     prompt = model.prompts.get("document") or ""
-    return spans, model.max_seq_length - tokenizer.num_special_tokens_to_add() - len(spans(prompt))
+    extra = tokenizer.num_special_tokens_to_add() + len(spans(prompt))
+    return spans, model.max_seq_length - extra
 
 
 def principal_head(x_ND: np.ndarray, output_dim: int = 0) -> torch.Tensor:
@@ -55,7 +56,8 @@ def principal_head(x_ND: np.ndarray, output_dim: int = 0) -> torch.Tensor:
     K = min(output_dim or D, D)
     values_D, vectors_DD = torch.linalg.eigh(x_ND.T @ x_ND / N)  # ascending
     axes_KD = vectors_DD.T.flip(0)[:K]
-    return (axes_KD * (K / values_D.flip(0)[:K].sum()).sqrt()).float()
+    scale = (K / values_D.flip(0)[:K].sum()).sqrt()
+    return (axes_KD * scale).float()
 
 
 def GaussianEmbeddingGemma(backbone: SentenceTransformer, weight_KD: torch.Tensor) -> SentenceTransformer:
@@ -65,8 +67,9 @@ def GaussianEmbeddingGemma(backbone: SentenceTransformer, weight_KD: torch.Tenso
 
 
 def linear_head(weight_KD: torch.Tensor) -> Dense:
-    head = Dense(weight_KD.shape[1], weight_KD.shape[0], activation_function=torch.nn.Identity())
-    head.linear.load_state_dict({"weight": weight_KD, "bias": torch.zeros(len(weight_KD))})
+    K, D = weight_KD.shape
+    head = Dense(D, K, activation_function=torch.nn.Identity())
+    head.linear.load_state_dict({"weight": weight_KD, "bias": torch.zeros(K)})
     return head
 
 
@@ -84,11 +87,15 @@ class Embeddings:
         except (OSError, SafetensorError):  # none yet, or one that was cut off
             vectors = {}
         keys = [hashlib.sha256(text.encode()).hexdigest()[:32] for text in texts]
-        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in vectors}
+        missing = {}
+        for key, text in zip(keys, texts, strict=True):
+            if key not in vectors:
+                missing[key] = text
         order = sorted(missing, key=lambda key: len(missing[key]))
         for begin in range(0, len(order), PIECE):
             part = order[begin : begin + PIECE]
-            vectors |= zip(part, encode(model, [missing[key] for key in part], task), strict=True)
+            new_NK = encode(model, [missing[key] for key in part], task)
+            vectors |= zip(part, new_NK, strict=True)
             save_file(vectors, file.with_suffix(".part"))
             file.with_suffix(".part").replace(file)
         return np.stack([vectors[key] for key in keys])
@@ -97,7 +104,6 @@ class Embeddings:
 def _weights_digest(model: SentenceTransformer) -> str:
     digest = hashlib.sha256(f"{model.max_seq_length} {model.prompts}".encode())
     for name, weight in model.state_dict().items():
-        digest.update(
-            name.encode() + weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        )
+        values = weight.detach().cpu().contiguous().reshape(-1)
+        digest.update(name.encode() + values.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]

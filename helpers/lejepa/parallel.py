@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
@@ -14,7 +16,9 @@ TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 
 def processes() -> int:
     """How many processes hold rows of the batch."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return 1
 
 
 def over_processes(sums: torch.Tensor) -> torch.Tensor:
@@ -59,11 +63,15 @@ class Means:
     def add(self, terms: dict[str, torch.Tensor]) -> None:
         values = [terms[name] for name in self.names]
         added = torch.stack([*values, torch.ones_like(values[0])]).detach()
-        self.totals = added if self.totals is None else self.totals + added
+        if self.totals is not None:
+            added += self.totals
+        self.totals = added
 
     def read(self) -> dict[str, float]:
         """The means since the last call; none if nothing was added."""
-        *totals, steps = (0,) if self.totals is None else self.totals.tolist()
+        if self.totals is None:
+            return {}
+        *totals, steps = self.totals.tolist()
         if not steps:
             return {}
         self.totals = torch.zeros_like(self.totals)
@@ -79,7 +87,11 @@ def embed(model, column: dict) -> torch.Tensor:
     parts = length_N.argsort().chunk(PARTS)
     embeddings = []
     for rows in parts:
-        tokens = {name: column[name][rows, : length_N[rows].max()] for name in TOKENS if name in column}
+        length = length_N[rows].max()
+        tokens = {}
+        for name in TOKENS:
+            if name in column:
+                tokens[name] = column[name][rows, :length]
         embeddings.append(model(column | tokens)["sentence_embedding"])
     return torch.cat(embeddings)[torch.cat(parts).argsort()]
 
@@ -88,7 +100,8 @@ def embed_in_parts(loss, columns: list[dict]) -> torch.Tensor:
     """The loss of a batch whose columns are embedded in parts of `loss.mini_batch_size` texts."""
     if columns[0]["input_ids"].device.type != "xla":
         return loss.forward_cached(columns)
-    return loss.calculate_loss([[embed_on_xla(loss.model, column, loss.mini_batch_size)] for column in columns])
+    parts = [[embed_on_xla(loss.model, column, loss.mini_batch_size)] for column in columns]
+    return loss.calculate_loss(parts)
 
 
 def embed_on_xla(model, column: dict, chunk: int) -> torch.Tensor:
@@ -98,7 +111,9 @@ def embed_on_xla(model, column: dict, chunk: int) -> torch.Tensor:
     every part; each part is a graph, the same for all.
     """
     N = len(column["input_ids"])
-    P = next(P for P in range(1, N + 1) if N % P == 0 and P * chunk >= N)
+    P = math.ceil(N / chunk)
+    while N % P:
+        P += 1
     names, embeddings = list(column), []
     for number in range(P):
         values = []

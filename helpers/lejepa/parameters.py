@@ -71,7 +71,11 @@ class EmbeddingParameters(Parameters):
 
 def choose_base_model(base_model: str, kind: str) -> str:
     """The model that "auto" stands for on a device of this kind: MiniLM on a CPU, mpnet on a GPU or TPU."""
-    return base_model if base_model != AUTO else MINILM if kind == "cpu" else MPNET
+    if base_model != AUTO:
+        return base_model
+    if kind == "cpu":
+        return MINILM
+    return MPNET
 
 
 def recipe(examples: int, answers: int, row_tokens: float, length: int, kind: str) -> Recipe:

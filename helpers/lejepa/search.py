@@ -38,8 +38,15 @@ class Mix(NamedTuple):
         if self.by_rank:
             return "meaning and BM25 by rank"
         weights = {"meaning": self.meaning, "BM25": self.words, "classifier": self.classifier}
-        parts = [name if weight == 1 else f"{weight:g} {name}" for name, weight in weights.items() if weight]
-        return " + ".join(parts) if parts[1:] else f"{parts[0].split()[-1]} alone"
+        parts = []
+        for name, weight in weights.items():
+            if weight == 1:
+                parts.append(name)
+            elif weight:
+                parts.append(f"{weight:g} {name}")
+        if len(parts) == 1:
+            return f"{parts[0].split()[-1]} alone"
+        return " + ".join(parts)
 
 
 def lexical_index(texts: Sequence[str]) -> Bm25:
@@ -59,13 +66,12 @@ def classifier(passages: Sequence[Passage], embeddings_NK: np.ndarray) -> np.nda
     """
     from sklearn.linear_model import LogisticRegression
 
-    names = [passage.document for passage in passages]
-    rows = {name: row for row, name in enumerate(sorted({*names}))}
-    if not 2 < len(rows) <= CLASSES:
+    documents_D, row_N = np.unique([passage.document for passage in passages], return_inverse=True)
+    if not 2 < len(documents_D) <= CLASSES:
         return None
-    regression = LogisticRegression(C=LOGISTIC_C, max_iter=300).fit(unit(embeddings_NK), [rows[name] for name in names])
+    regression = LogisticRegression(C=LOGISTIC_C, max_iter=300).fit(unit(embeddings_NK), row_N)
     weights_DK = np.column_stack([regression.coef_, regression.intercept_]).astype(np.float32)
-    return weights_DK[[rows[name] for name in names]]
+    return weights_DK[row_N]
 
 
 def save(
@@ -86,7 +92,8 @@ def save(
     index = faiss.IndexFlatIP(embeddings_NK.shape[1])
     index.add(unit(embeddings_NK))
     (fresh / "index.faiss").write_bytes(faiss.serialize_index(index).tobytes())
-    lexical_index([passage.text for passage in passages]).index.save(fresh / "bm25", show_progress=False)
+    words_index = lexical_index([passage.text for passage in passages]).index
+    words_index.save(fresh / "bm25", show_progress=False)
     rows = [(passage.document, passage.text, passage.shown) for passage in passages]
     (fresh / "passages.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
     (fresh / "mix.json").write_text(json.dumps(mix._asdict()), encoding="utf-8")

@@ -29,12 +29,14 @@ def search(question, k=10):
         return []
     passages, mix, model, index, bm25, classifier = open_folder()
     embedding = unit(np.asarray(model.encode_query(question)))
-    known = [word for word in question_words if word in bm25.vocab_dict]
+    indexed_words = [word for word in question_words if word in bm25.vocab_dict]
     scores = {
         "meaning": index.reconstruct_n() @ embedding,
-        "words": bm25.get_scores(known) if known else np.zeros(len(passages)),
+        "words": np.zeros(len(passages)),
         "classifier": classify(classifier, embedding),
     }
+    if indexed_words:
+        scores["words"] = bm25.get_scores(indexed_words)
     totals = combine(scores, mix)
     best = {}
     for row in np.argsort(-totals, kind="stable"):
@@ -71,15 +73,23 @@ def terms(text):
 
 def classify(weights, embeddings):
     """Scores [..., N] from one row [K + 1] a passage, with a bias at its end; 0 without weights."""
-    return 0.0 if weights is None else embeddings @ weights[:, :-1].T + weights[:, -1]
+    if weights is None:
+        return 0.0
+    return embeddings @ weights[:, :-1].T + weights[:, -1]
 
 
 def combine(scores, mix):
     """Total scores [..., N]."""
-    used = [(scores[name], mix[name]) for name in ("meaning", "words", "classifier") if mix.get(name)]
-    if mix.get("by_rank"):
-        return sum(weight / (61 + np.argsort(np.argsort(-part, kind="stable"), kind="stable")) for part, weight in used)
-    return sum(weight * z(part) for part, weight in used)
+    totals = 0
+    for name in ("meaning", "words", "classifier"):
+        weight = mix.get(name)
+        if weight and mix.get("by_rank"):
+            order = np.argsort(-scores[name], kind="stable")
+            rank = np.argsort(order, kind="stable")
+            totals = totals + weight / (61 + rank)
+        elif weight:
+            totals = totals + weight * z(scores[name])
+    return totals
 
 
 def unit(rows):
@@ -87,7 +97,8 @@ def unit(rows):
 
 
 def z(scores):
-    return (scores - scores.mean(-1, keepdims=True)) / scores.std(-1, keepdims=True).clip(1e-9)
+    deviation = scores.std(-1, keepdims=True).clip(1e-9)
+    return (scores - scores.mean(-1, keepdims=True)) / deviation
 
 
 def show(question):

@@ -43,15 +43,17 @@ def fit_lengths(
     lengths = dict.fromkeys(rows.column_names, longest)
     if runtime.family == "xla" or runtime.has_tf32:
         for name, prompt in prompts(model, rows).items():
-            encoded = model.tokenizer([f"{prompt or ''}{text}" for text in rows[name]])
-            needed = np.quantile([len(ids) for ids in encoded["input_ids"]], 0.99)
+            texts = [f"{prompt or ''}{text}" for text in rows[name]]
+            tokens = [len(ids) for ids in model.tokenizer(texts)["input_ids"]]
+            needed = np.quantile(tokens, 0.99)
             lengths[name] = min(longest, LENGTH_STEP * math.ceil(needed / LENGTH_STEP))
     return lengths
 
 
 def prompts(model: SentenceTransformer, rows: Dataset) -> dict[str, str | None]:
     """The model's prompt for each of the two columns."""
-    return {name: model.prompts.get(task) for name, task in zip(rows.column_names, ("query", "document"), strict=True)}
+    anchor, positive = rows.column_names
+    return {anchor: model.prompts.get("query"), positive: model.prompts.get("document")}
 
 
 def fit_recipe(examples: list[Example], spans: Spans, length: int, kind: str) -> Recipe:
@@ -90,7 +92,9 @@ def pairs(examples: list[Example], views, steps: int, batch_size: int, seed: int
         for answer in batch:
             example = next(turns[answer])
             passage, *others = example.texts
-            texts = [passage, draw.choice(others)] if others else [passage]
+            texts = [passage]
+            if others:
+                texts.append(draw.choice(others))
             rows.append(views(example.question, texts, draw))
     anchors, positives = zip(*rows, strict=True)
     return Dataset.from_dict({"anchor": anchors, "positive": positives})
@@ -138,7 +142,9 @@ class LeJEPATrainer(SentenceEncoderTrainer):
 def _embed_in_parts(loss: nn.Module, arguments) -> None:
     """Gives a loss that caches gradients the whole batch, in parts of what was the micro-batch."""
     parts = arguments.gradient_accumulation_steps
-    loss.mini_batch_size = arguments.per_device_train_batch_size if parts > 1 else 0
+    loss.mini_batch_size = 0
+    if parts > 1:
+        loss.mini_batch_size = arguments.per_device_train_batch_size
     arguments.per_device_train_batch_size *= parts
     arguments.gradient_accumulation_steps = 1
 
@@ -165,19 +171,18 @@ def new_trainer(
         "prompts": prompts(model, rows),
         "eval_strategy": "no",  # the recipe is short and fixed; dev questions choose among models at its end
     }
+    fields |= overrides
+    weights = sum(w.numel() for name, w in model.named_parameters() if "embedding" not in name)
     return LeJEPATrainer(
         model,
-        args=training_arguments(
-            plan, runtime, output_dir, cls=SentenceTransformerTrainingArguments, **fields | overrides
-        ),
+        args=training_arguments(plan, runtime, output_dir, cls=SentenceTransformerTrainingArguments, **fields),
         train_dataset=rows,
         loss=loss,
         plan=plan,
         runtime=runtime,
         max_hours=params.max_hours,
         length=lengths or params.train_length,
-        # 6 a weight of the encoder, without its tables.
-        flops_per_token=6.0 * sum(w.numel() for name, w in model.named_parameters() if "embedding" not in name),
+        flops_per_token=6.0 * weights,  # of the encoder, without its tables
     )
 
 

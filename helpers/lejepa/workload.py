@@ -77,7 +77,9 @@ def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
     length = asked.length or parameters.EmbeddingParameters.defaults().train_length
     examples = asked.examples or ROWS
     # One length a column is compiled on XLA, and questions are short.
-    question = min(length, QUESTION) if machine.family == "xla" else length
+    question = length
+    if machine.family == "xla":
+        question = min(length, QUESTION)
     recipe = parameters.recipe(examples, examples, length, length, machine.kind)
     return replace(recipe, evaluated=2 * examples), _step(name, (question, length))
 
@@ -97,9 +99,13 @@ def _step(name: str, lengths: tuple[int, int]) -> Workload:
     config.use_cache = False
     D = config.hidden_size
     with torch.device("meta"):
-        dense = [*(GEMMA_DENSE if name == EMBEDDING_GEMMA else ()), (D, min(default.output_dim, D))]
+        layers = [(D, min(default.output_dim, D))]
+        if name == EMBEDDING_GEMMA:
+            layers = [*GEMMA_DENSE, *layers]
         backbone = _backbone(transformers.AutoModel.from_config(config))
-        modules = (backbone, Pooling(D), *(Dense(*each, activation_function=torch.nn.Identity()) for each in dense))
+        modules = [backbone, Pooling(D)]
+        for inputs, outputs in layers:
+            modules.append(Dense(inputs, outputs, activation_function=torch.nn.Identity()))
         model = SentenceTransformer(modules=modules, device="meta")
     loss = LeJEPALoss(model, **default.model_dump(include={"sigreg_weight", "contrastive_weight"}))
     loss = loss.to("meta")  # only now: it reads its own numbers while it is made, and "meta" has none
