@@ -145,14 +145,16 @@ class Smoothed:
             columns = []
             for fold, level in enumerate(levels):
                 codes, counts = level[length]
-                columns.append((codes + fold * V ** (length + 1), counts, _discounts(counts)))
+                codes = codes + fold * V ** (length + 1)
+                columns.append((codes, counts, _discounts(counts)))
             codes, counts, discounts = map(np.concatenate, zip(*columns, strict=True))
             net = (counts - discounts).astype(np.float32)
             self.tables.append((codes, net, _sums(counts), _sums(discounts)))
         for level in levels:  # a single token, after the uniform distribution
             codes, counts = level[0]
             discounts = _discounts(counts)
-            row_V = np.full(V, discounts.sum() / counts.sum() / V)
+            uniform = discounts.sum() / counts.sum() / V
+            row_V = np.full(V, uniform)
             row_V[codes] += (counts - discounts) / counts.sum()
             base.append(row_V.astype(np.float32))
         self.base = np.stack(base)
@@ -223,9 +225,9 @@ def _sums(values: np.ndarray) -> np.ndarray:
     return np.append(0.0, np.cumsum(values))
 
 
-def places_of(codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def places_of(codes: np.ndarray, sought: np.ndarray) -> np.ndarray:
     """Where codes stand, or would stand, among sorted ones. In order they are found several times as fast."""
-    order = np.argsort(wanted)
+    order = np.argsort(sought)
     place = np.empty_like(order)
-    place[order] = np.searchsorted(codes, wanted[order])
+    place[order] = np.searchsorted(codes, sought[order])
     return place

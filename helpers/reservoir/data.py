@@ -65,7 +65,9 @@ def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
     revision = None if place.path else REVISIONS.get(place.value)
     texts, notes = _read_texts(place, set_aside, revision, num_texts, seed)
     texts = [text.strip() for text in texts]
-    pieces = [piece for text in texts for piece in _split_long(text) if piece]
+    pieces: list[str] = []
+    for text in texts:
+        pieces += filter(None, _split_long(text))
     if set_aside.read:
         set_aside.check()
         if set_aside.rows:
@@ -146,9 +148,13 @@ def _read_folder(listing: Listing) -> tuple[list[str], str]:
     print(listing)
     if len(contents) >= MIN_TEXTS:
         return contents, "a text a file"
-    parts = [separate(content) for content in contents]
-    notes = dict.fromkeys(separator for _, separator in parts)
-    return [text for texts, _ in parts for text in texts], "; ".join(notes)
+    texts: list[str] = []
+    notes: dict[str, None] = {}  # in the order of the files
+    for content in contents:
+        parts, separator = separate(content)
+        texts += parts
+        notes[separator] = None
+    return texts, "; ".join(notes)
 
 
 def separate(text: str) -> tuple[list[str], str]:
@@ -209,7 +215,8 @@ def token_bytes(tokenizer) -> np.ndarray:
     """UTF-8 bytes that each token stands for, int64 [V]; special tokens stand for 0. A byte-level BPE writes one character for each byte."""
     lengths = np.zeros(len(tokenizer), dtype=np.int64)
     for token, index in tokenizer.get_vocab().items():
-        lengths[index] = 0 if token in tokenizer.all_special_tokens else len(token)
+        if token not in tokenizer.all_special_tokens:
+            lengths[index] = len(token)
     return lengths
 
 
@@ -267,5 +274,6 @@ def cooccurrence_codes(tokens: np.ndarray, vocab_size: int, size: int, seed: int
         left_VC, singular_C, _ = torch.svd_lowrank(matrix, q=min(size + 16, V), niter=4)
     codes_VC = left_VC[:, :size] * singular_C[:size].sqrt()
     seen_V1 = (token_V > 0)[:, None]
-    codes_VC = torch.where(seen_V1, codes_VC - codes_VC[seen_V1[:, 0]].mean(0), 0.0)
+    mean_C = codes_VC[seen_V1[:, 0]].mean(0)
+    codes_VC = torch.where(seen_V1, codes_VC - mean_C, 0.0)
     return torch.nn.functional.normalize(codes_VC, dim=1) * size**0.5

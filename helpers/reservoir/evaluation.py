@@ -74,26 +74,29 @@ def compare(score: Score, other: Score) -> Interval:
 def describe(name: str, other_name: str, score: Score, other: Score) -> str:
     """One row of the verdict: better, worse or not told apart, by how much, and over how many texts."""
     share = compare(score, other)
-    amount, least, greatest = map(_fewer, (share.value, share.low, share.high))
-    measured = f"{score.bits_per_byte:.3f} against {other.bits_per_byte:.3f} bits per byte, {amount}"
+    measured = f"{score.bits_per_byte:.3f} against {other.bits_per_byte:.3f} bits per byte, {_fewer(share.value)}"
     if share.items < FEWEST:
         return f"{name} and {other_name}: {measured}. {share.items} test texts are too few to call one of them better."
     verdicts = {"better": "is better than", "worse": "is worse than", "not told apart": "is not told apart from"}
-    interval = f"95 %: {least} to {greatest}, over {share.items} test texts"
+    interval = f"95 %: {_fewer(share.low)} to {_fewer(share.high)}, over {share.items} test texts"
     return f"{name} {verdicts[share.outcome]} {other_name}: {measured} ({interval})."
 
 
 def _fewer(share: float) -> str:
-    return f"{share:.1%} fewer" if share >= 0 else f"{-share:.1%} more"
+    if share < 0:
+        return f"{-share:.1%} more"
+    return f"{share:.1%} fewer"
 
 
 def verdict(scores: dict[str, Score], model: str) -> list[str]:
     """What training adds to counting, and how the model stands beside each rival; by the names of the scores."""
-    names = {name: "counting" if name == "counting" else f"the {name}" for name in scores}
     rows = []
-    for name, score in scores.items():
-        if name != model:
-            rows.append(describe(f"The {model}", names[name], scores[model], score))
+    for rival, score in scores.items():
+        if rival != model:
+            name = rival
+            if rival != "counting":
+                name = f"the {rival}"
+            rows.append(describe(f"The {model}", name, scores[model], score))
     gain = compare(scores[model], scores["counting"])
     if gain.items >= FEWEST and gain.low <= 0:
         rows.append("Counting alone is as good on this text. More text or more steps may help.")

@@ -88,8 +88,11 @@ class CountingLanguageModel(PreTrainedModel, GenerationMixin):
         hub = {key: value for key, value in kwargs.items() if key in HUB_ARGUMENTS and value}
         loaded = super().from_pretrained(name_or_path, *args, **kwargs)
         path = cached_file(name_or_path, COUNTS_FILE, _raise_exceptions_for_missing_entries=False, **hub)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        model.counts = Counts.load(path) if path else None
+        model = loaded
+        if isinstance(loaded, tuple):
+            model = loaded[0]
+        if path:
+            model.counts = Counts.load(path)
         return loaded
 
     # Generation carries the state in place of a key-value cache, one token a step.
@@ -119,8 +122,9 @@ def _rows(ids) -> list[np.ndarray]:
         raise ValueError(f"learn: {type(ids).__name__} in the place of token ids; give tokenizer(text)['input_ids']")
     if hasattr(ids, "cpu"):
         ids = ids.cpu().numpy()
-    nested = len(ids) > 0 and hasattr(ids[0], "__len__")
-    rows = [np.asarray(row) for row in (ids if nested else [ids])]
+    if not len(ids) or not hasattr(ids[0], "__len__"):
+        ids = [ids]
+    rows = [np.asarray(row) for row in ids]
     for row in rows:
         if row.ndim != 1 or (len(row) and row.dtype.kind not in "iu"):
             raise ValueError(

@@ -29,8 +29,8 @@ def begin_rows(inputs_S: np.ndarray, end: int) -> np.ndarray:
     """Where the rows of a stream begin that are read side by side: where texts begin, about equally far from each other."""
     texts = np.flatnonzero(inputs_S == end)
     rows = min(ROWS, 1 + len(inputs_S) // (8 * STRETCH))
-    wanted = np.linspace(0, len(inputs_S), rows, endpoint=False)
-    nearest = np.searchsorted(texts, wanted).clip(max=len(texts) - 1)
+    places = np.linspace(0, len(inputs_S), rows, endpoint=False)
+    nearest = np.searchsorted(texts, places).clip(max=len(texts) - 1)
     return np.unique(texts[nearest])
 
 
@@ -90,7 +90,8 @@ class DrawnTokens(Stream):
         self.starts_R = begin_rows(self.inputs_S, self.counts.end)
         places_S = np.arange(len(tokens))
         self.row_S = np.searchsorted(self.starts_R, places_S, side="right") - 1
-        self.stretch_S, self.step_S = np.divmod(places_S - self.starts_R[self.row_S], STRETCH)
+        offset_S = places_S - self.starts_R[self.row_S]
+        self.stretch_S, self.step_S = np.divmod(offset_S, STRETCH)
         self.reading_order = np.argsort(self.stretch_S, kind="stable")
         self.easy_S = np.zeros(len(tokens), dtype=bool)
         if trained:
@@ -124,7 +125,8 @@ class DrawnTokens(Stream):
         for stretch in np.unique(self.stretch_S[places]):
             inside = self.stretch_S[places] == stretch
             tokens = places[inside]
-            states_PN[inside] = self._read(stretch)[self.row_S[tokens], self.step_S[tokens]]
+            states_RTN = self._read(stretch)
+            states_PN[inside] = states_RTN[self.row_S[tokens], self.step_S[tokens]]
         weights = torch.from_numpy(self.weights_S[places])
         return self.examples(places) | {"states": states_PN, "weights": weights}
 
@@ -136,7 +138,8 @@ class DrawnTokens(Stream):
             self._after_RN = torch.zeros(len(self.starts_R), self.memory.width)
         while self._stretch < stretch:
             self._stretch += 1
-            index = self.starts_R[:, None] + self._stretch * STRETCH + np.arange(STRETCH)
+            begin_R = self.starts_R + self._stretch * STRETCH
+            index = begin_R[:, None] + np.arange(STRETCH)
             index = index.clip(max=len(self.inputs_S) - 1)
             ids_RT = torch.from_numpy(self.inputs_S[index])
             kept_RT = ids_RT != self.counts.end

@@ -25,7 +25,9 @@ ADAM_BETA2 = 0.991
 
 def recipe(memory: str, train_tokens: int) -> Recipe:
     """The recipe for a text of this many tokens: three passes, at most 1,400 steps of 256 tokens, whatever the memory."""
-    examples, length = (ROWS, BLOCK) if memory == "gru" else (TOKENS_A_STEP, 1)
+    examples, length = TOKENS_A_STEP, 1
+    if memory == "gru":
+        examples, length = ROWS, BLOCK
     drawn = min(LONGEST_RECIPE * TOKENS_A_STEP, PASSES * train_tokens)
     of_tokens = Recipe(
         batch_size=examples,
@@ -53,11 +55,12 @@ def workload(model, length: int) -> Workload:
     config = model.config
 
     def batch(examples: int, length: int) -> dict[str, Any]:
-        shape = (examples,) if config.memory == "reservoir" else (examples, length)
-        ids = torch.randint(0, config.vocab_size, shape)
+        shape: tuple[int, ...] = (examples, length)
         widths = {"counted": config.vocab_size, "totals": config.context_lengths}
         if config.memory == "reservoir":
+            shape = (examples,)
             widths["states"] = config.units
+        ids = torch.randint(0, config.vocab_size, shape)
         inputs = {name: torch.ones(*shape, width) for name, width in widths.items()}
         windows = ids[..., None].repeat_interleave(config.window, -1)
         return inputs | {"input_ids": ids, "labels": ids.clone(), "windows": windows}

@@ -71,17 +71,22 @@ def load_texts(params: TuningParameters) -> LabelledTexts:
     if set_aside.rows:
         print(set_aside)
     splits = _without_repeats(rows)
-    removed = sum(map(len, rows.values())) - sum(map(len, splits.values()))
+    read = sum(map(len, rows.values()))
+    removed = read - sum(map(len, splits.values()))
     missing = [name for name in SPLITS if name not in splits]
     splits |= _held_out(splits["train"], missing, params.seed)
     for name in SPLITS:
         random.Random(params.seed).shuffle(splits[name])
-        wanted = params.num_rows if name == "train" else params.num_rows // 5
-        if wanted:
-            del splits[name][wanted:]
+        count = params.num_rows
+        if name != "train":
+            count //= 5
+        if count:
+            del splits[name][count:]
     labels = _labels(place, splits)
     numbers = {label: number for number, label in enumerate(labels)}
-    numbered = {name: [(text, numbers[label]) for text, label in splits[name]] for name in SPLITS}
+    numbered = {}
+    for name in SPLITS:
+        numbered[name] = [(text, numbers[label]) for text, label in splits[name]]
     return LabelledTexts(
         **numbered,
         labels=labels,
@@ -108,7 +113,10 @@ def _read(place: Place, params: TuningParameters, set_aside: SetAside) -> dict[s
 
     revision = REVISIONS.get(place.value)
     splits = read_splits(place, SUFFIXES, set_aside, name=SUBSETS.get(place.value), revision=revision)
-    pairs = {split: list(set_aside.convert(splits[split], pair)) for split in SPLITS if split in splits}
+    pairs = {}
+    for name in SPLITS:
+        if name in splits:
+            pairs[name] = list(set_aside.convert(splits[name], pair))
     set_aside.check()
     return pairs
 
@@ -124,7 +132,8 @@ def _label(row: Row, column: str) -> str:
 
 def _without_repeats(splits: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
     """The splits without empty, repeated and contradicting rows, and without those that a later split has, too."""
-    kept, later = {}, set()
+    distinct: dict[str, list[Pair]] = {}
+    later = set()
     for split in reversed(SPLITS):
         if split not in splits:
             continue
@@ -134,10 +143,12 @@ def _without_repeats(splits: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
             key = " ".join(text.casefold().split())
             labels[key].add(label)
             first.setdefault(key, (text, label))
-        clear = [key for key in first if key and len(labels[key]) == 1 and key not in later]
-        kept[split] = [first[key] for key in clear]
-        later.update(clear)
-    return dict(reversed(kept.items()))
+        distinct[split] = []
+        for key, pair in first.items():
+            if key and len(labels[key]) == 1 and key not in later:
+                distinct[split].append(pair)
+                later.add(key)
+    return dict(reversed(distinct.items()))
 
 
 def _held_out(train: list[Pair], missing: Sequence[str], seed: int) -> dict[str, list[Pair]]:
@@ -148,7 +159,9 @@ def _held_out(train: list[Pair], missing: Sequence[str], seed: int) -> dict[str,
     splits: dict[str, list[Pair]] = {name: [] for name in ("train", *missing)}
     for _, pairs in sorted(by_label.items()):
         random.Random(seed).shuffle(pairs)
-        count = max(1, round(HELD_OUT * len(pairs))) if len(pairs) >= 3 else 0
+        count = 0
+        if len(pairs) >= 3:
+            count = max(1, round(HELD_OUT * len(pairs)))
         for name in missing:
             splits[name] += pairs[:count]
             del pairs[:count]
@@ -158,9 +171,11 @@ def _held_out(train: list[Pair], missing: Sequence[str], seed: int) -> dict[str,
 
 def _labels(place: Place, splits: dict[str, list[Pair]]) -> tuple[str, ...]:
     """The labels of the training rows. Raises ValueError where they are no classes, or a later split has others."""
-    used = {name: {label for _, label in splits[name]} for name in SPLITS}
+    used = {}
+    for name, pairs in splits.items():
+        used[name] = {label for _, label in pairs}
     labels, rows = sorted(used["train"]), len(splits["train"])
-    if len(labels) < 2 or min(len(splits[name]) for name in SPLITS) < 2 or len(labels) > rows / 2:
+    if len(labels) < 2 or min(map(len, splits.values())) < 2 or len(labels) > rows / 2:
         raise ValueError(
             f"{place.source}: {len(labels)} labels such as {labels[:3]} on {rows} training rows; give at least two labels and two "
             "rows of each, put measured numbers into classes, or set label_column to another column"

@@ -49,14 +49,26 @@ class Quality:
 
 def compare_quality(labels: Sequence[int], stock: Sequence[Trial], tuned: Sequence[Trial]) -> Quality:
     """Speed, dev loss and dev F1 of tuned runs beside stock runs with the same seeds; labels: of the dev texts."""
-    losses = np.array([trial.dev_losses for trial in tuned]) - np.array([trial.dev_losses for trial in stock])
-    predictions = [np.array([trial.dev_predictions for trial in trials]) for trials in (stock, tuned)]
+    stock_seconds, stock_losses, stock_predictions = _columns(stock)
+    tuned_seconds, tuned_losses, tuned_predictions = _columns(tuned)
+    losses = tuned_losses - stock_losses
+
+    def mean_loss(seeds: np.ndarray, texts: np.ndarray) -> float:
+        return losses[np.ix_(seeds, texts)].mean()
+
     return Quality(
-        speed=sum(trial.seconds for trial in stock) / sum(trial.seconds for trial in tuned),
+        speed=stock_seconds / tuned_seconds,
         stock_loss=float(np.mean([trial.dev_loss for trial in stock])),
-        loss=paired_interval(lambda seeds, texts: losses[np.ix_(seeds, texts)].mean(), *losses.shape),
-        f1=f1_difference(labels, *predictions),
+        loss=paired_interval(mean_loss, *losses.shape),
+        f1=f1_difference(labels, stock_predictions, tuned_predictions),
     )
+
+
+def _columns(trials: Sequence[Trial]) -> tuple[float, np.ndarray, np.ndarray]:
+    """Seconds of all trials; losses and predictions, [seeds, texts]."""
+    seconds = sum(trial.seconds for trial in trials)
+    losses = np.array([trial.dev_losses for trial in trials])
+    return seconds, losses, np.array([trial.dev_predictions for trial in trials])
 
 
 def f1_difference(labels: Sequence[int], stock: np.ndarray, tuned: np.ndarray) -> Interval:
@@ -66,7 +78,8 @@ def f1_difference(labels: Sequence[int], stock: np.ndarray, tuned: np.ndarray) -
 
     def difference(seeds: np.ndarray, texts: np.ndarray) -> float:
         drawn = np.ix_(seeds, texts)
-        return _mean_f1(truth[texts], tuned[drawn], classes) - _mean_f1(truth[texts], stock[drawn], classes)
+        stock_f1 = _mean_f1(truth[texts], stock[drawn], classes)
+        return _mean_f1(truth[texts], tuned[drawn], classes) - stock_f1
 
     return paired_interval(difference, *stock.shape)
 
@@ -76,11 +89,14 @@ def paired_interval(difference: Callable[[np.ndarray, np.ndarray], float], seeds
 
     With one seed the interval is over texts alone, and with a few seeds it is somewhat too narrow.
     """
-    draw, drawn = np.random.default_rng(0), []
+    draw, values = np.random.default_rng(0), []
     for _ in range(RESAMPLES):
-        drawn.append(difference(draw.integers(seeds, size=seeds), draw.integers(texts, size=texts)))
-    low, high = np.quantile(drawn, (0.025, 0.975))
-    return Interval(float(difference(np.arange(seeds), np.arange(texts))), float(low), float(high), texts)
+        drawn_seeds = draw.integers(seeds, size=seeds)
+        drawn_texts = draw.integers(texts, size=texts)
+        values.append(difference(drawn_seeds, drawn_texts))
+    low, high = np.quantile(values, (0.025, 0.975))
+    value = difference(np.arange(seeds), np.arange(texts))
+    return Interval(float(value), float(low), float(high), texts)
 
 
 def _mean_f1(labels: np.ndarray, predictions: np.ndarray, classes: int) -> float:

@@ -30,9 +30,11 @@ def write_stock(task: Task, settings: Settings, folder: Path, *, model: str) -> 
         return []
     base = task.params.base_model
     if base != SAMPLE:
+        model = base
         local = source_path("base_model", base)
-        model = str(local.resolve()) if local else base
-    kept = {
+        if local:
+            model = str(local.resolve())
+    values = {
         "model": model,
         "revision": hub.REVISIONS.get(base, "main"),
         "attn_implementation": settings["attn_implementation"],
@@ -42,31 +44,34 @@ def write_stock(task: Task, settings: Settings, folder: Path, *, model: str) -> 
     }
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(stock_script.__file__, folder / "train.py")
-    run_folder.write_json(folder / "settings.json", kept)
+    run_folder.write_json(folder / "settings.json", values)
+    files = [folder / "train.py", folder / "settings.json"]
     for split in SPLITS:
-        rows = [{"text": text, "label": task.texts.labels[label]} for text, label in getattr(task.texts, split)]
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-        (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
-    names = ["train.py", "settings.json", *(f"{split}.jsonl" for split in SPLITS)]
-    return [folder / name for name in names]
+        lines = []
+        for text, label in getattr(task.texts, split):
+            row = {"text": text, "label": task.texts.labels[label]}
+            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+        file = folder / f"{split}.jsonl"
+        file.write_text("".join(lines), encoding="utf-8")
+        files.append(file)
+    return files
 
 
 def training_arguments(task: Task, settings: Settings) -> dict[str, Any]:
     """Fields of `TrainingArguments`: the lines that were kept, and three passes over the training rows."""
     plan = task.plan(settings)
-    kept = {name: value for name, value in settings.items() if name not in NOT_ARGUMENTS}
-    return kept | {
+    arguments = {name: value for name, value in settings.items() if name not in NOT_ARGUMENTS}
+    length = {"num_train_epochs": EPOCHS * settings.get(EXAMPLES, 1)}
+    if task.params.max_steps:
+        length = {"max_steps": plan.max_steps}
+    return arguments | {
         "seed": task.params.seed,
         "learning_rate": plan.learning_rate,
         "lr_scheduler_type": "linear",
         "warmup_steps": plan.warmup_steps / plan.max_steps,  # below 1: a share of all steps
         "weight_decay": plan.weight_decay,
         "max_grad_norm": plan.max_grad_norm,
-        **(
-            {"max_steps": plan.max_steps}
-            if task.params.max_steps
-            else {"num_train_epochs": EPOCHS * settings.get(EXAMPLES, 1)}
-        ),
+        **length,
         "use_cpu": task.runtime.kind == "cpu",
         "dataloader_pin_memory": task.runtime.kind == "cuda",
         "eval_strategy": "epoch",

@@ -18,9 +18,13 @@ def sample_rows() -> Iterator[tuple[str, str]]:
     library = Path(sysconfig.get_paths()["stdlib"])
     for package in PACKAGES:
         for file in sorted((library / package).rglob("*.py")):
-            nodes = ast.walk(ast.parse(file.read_bytes()))
-            texts = (ast.get_docstring(node) for node in nodes if isinstance(node, DOCUMENTED))
-            yield from ((text, package) for text in texts if text and "test" not in file.parts)
+            if "test" in file.parts:
+                continue
+            for node in ast.walk(ast.parse(file.read_bytes())):
+                if isinstance(node, DOCUMENTED):
+                    text = ast.get_docstring(node)
+                    if text:
+                        yield text, package
 
 
 def sample_classifier(texts: Iterable[str], config: dict):

@@ -24,25 +24,27 @@ from transformers import (
 
 
 def main() -> None:
-    here = Path(__file__).resolve().parent
-    kept = json.loads((here / "settings.json").read_text(encoding="utf-8"))
-    name = str(here / kept["model"]) if (here / kept["model"]).exists() else kept["model"]
-    tokenizer = AutoTokenizer.from_pretrained(name, revision=kept["revision"])
+    folder = Path(__file__).resolve().parent
+    settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+    name = settings["model"]
+    if (folder / name).exists():
+        name = str(folder / name)
+    tokenizer = AutoTokenizer.from_pretrained(name, revision=settings["revision"])
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    files = {split: str(here / f"{split}.jsonl") for split in ("train", "validation", "test")}
+    files = {split: str(folder / f"{split}.jsonl") for split in ("train", "validation", "test")}
     rows = load_dataset("json", data_files=files)
     labels = sorted(set(rows["train"]["label"]))
 
     def encode(row: dict) -> dict:
-        encoded = tokenizer(row["text"], truncation=True, max_length=kept["max_length"])
+        encoded = tokenizer(row["text"], truncation=True, max_length=settings["max_length"])
         return {**encoded, "labels": labels.index(row["label"])}
 
     rows = rows.map(encode, remove_columns=["text", "label"])
     model = AutoModelForSequenceClassification.from_pretrained(
         name,
-        revision=kept["revision"],
+        revision=settings["revision"],
         dtype="float32",
-        attn_implementation=kept["attn_implementation"],
+        attn_implementation=settings["attn_implementation"],
         id2label=dict(enumerate(labels)),
         label2id={label: place for place, label in enumerate(labels)},
         pad_token_id=tokenizer.pad_token_id,
@@ -50,11 +52,11 @@ def main() -> None:
     )
     trainer = Trainer(
         model,
-        TrainingArguments(str(here / "trained"), **kept["training_arguments"]),
+        TrainingArguments(str(folder / "trained"), **settings["training_arguments"]),
         train_dataset=rows["train"],
         eval_dataset=rows["validation"],
         processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=kept["pad_to_multiple_of"]),
+        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=settings["pad_to_multiple_of"]),
     )
     trainer.train()
     trainer.save_model()

@@ -71,11 +71,14 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
     Raises as `hub.reading`.
     """
     set_seed(seed)
-    config = {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
+    label2id = {label: number for number, label in enumerate(labels)}
+    config = {"id2label": dict(enumerate(labels)), "label2id": label2id}
     if base_model == SAMPLE:
         return sample_classifier(texts, config)
+    name, revision = base_model, hub.REVISIONS.get(base_model)
     path = source_path("base_model", base_model)
-    name, revision = str(path or base_model), None if path else hub.REVISIONS.get(base_model)
+    if path:
+        name, revision = str(path), None
     with hub.reading(name="base_model", source=base_model):
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
         model = AutoModelForSequenceClassification.from_pretrained(
@@ -125,13 +128,14 @@ class Task:
         settings |= {SAMPLING: "random", "attn_implementation": self.model.config._attn_implementation}
         if self.runtime.family == "xla":
             batch = -(-batch // self.runtime.device_count)
-            pad_to = min(self.params.max_length, -(-self.lengths()["99 %"] // 8) * 8)
-            settings |= {BATCH: batch, "optim": "adamw_torch", "pad_to": pad_to}
+            longest = math.ceil(self.lengths()["99 %"] / 8) * 8
+            settings |= {BATCH: batch, "optim": "adamw_torch", "pad_to": min(self.params.max_length, longest)}
         return settings
 
     @functools.cached_property
     def step(self) -> Workload:
-        return workload(self.model, self.params.base_model, self.start.get("pad_to", self.params.max_length))
+        length = self.start.get("pad_to", self.params.max_length)
+        return workload(self.model, self.params.base_model, length)
 
     def rows(self, split: str, settings: Settings | None = None) -> list[dict]:
         """The texts of "train", "validation" or "test" as token ids, cut to what the settings pad to or `max_length`, not padded."""
@@ -154,7 +158,8 @@ class Task:
         """Loss on the dev texts of a model that knows nothing but how frequent each label is among the training texts."""
         counts = np.bincount([label for _, label in self.texts.train])
         log_shares = np.log(counts / counts.sum())
-        return -float(np.mean(log_shares[[label for _, label in self.texts.validation]]))
+        labels = [label for _, label in self.texts.validation]
+        return -float(np.mean(log_shares[labels]))
 
     def untrained(self, seed: int):
         """A copy of the first weights; with another seed than the parameters' a new head, of a sample model all is new."""
@@ -170,11 +175,11 @@ class Task:
         """
         params, devices = self.params, self.runtime.device_count
         size = settings[BATCH]
-        asked = recipe(len(self.texts.train), self.start[BATCH] * devices, params.max_length, params.max_steps)
-        asked = dataclasses.replace(asked, max_steps=asked.max_steps * settings.get(EXAMPLES, 1))
+        stock = recipe(len(self.texts.train), self.start[BATCH] * devices, params.max_length, params.max_steps)
+        longer = dataclasses.replace(stock, max_steps=stock.max_steps * settings.get(EXAMPLES, 1))
         precision = next((half for half in ("bf16", "fp16") if settings.get(half)), "fp32")
         planned = planner.plan(
-            dataclasses.replace(asked, micro_batch_size=size),
+            dataclasses.replace(longer, micro_batch_size=size),
             self.step,
             dataclasses.replace(self.runtime, precision=precision),
             batch_size=size * devices,
@@ -221,7 +226,8 @@ class ClassifierTrainer(TrainerMixin, Trainer):
     ):
         plan, pad_to = task.plan(settings, steps), settings.get("pad_to")
         padding = "max_length" if pad_to else "longest"
-        train = task.rows("train", settings) if train is None else train
+        if train is None:
+            train = task.rows("train", settings)
         if len(train) < plan.micro_batch_size:
             raise ValueError(
                 f"batch_size={plan.batch_size}: a batch needs as many training rows, and there are {len(train)}; lower "
@@ -265,7 +271,9 @@ class ClassifierTrainer(TrainerMixin, Trainer):
     def training_seconds(self) -> float:
         """Seconds of training so far by `clock`, without evaluation, saving and XLA's compilation."""
         wall = self.meter.training_seconds()  # which reads both
-        return self.meter.processor_seconds if clock(self.runtime) == PROCESSOR else wall
+        if clock(self.runtime) == PROCESSOR:
+            return self.meter.processor_seconds
+        return wall
 
     def logits(self, rows: list[dict]) -> np.ndarray:
         """Logits of encoded rows, [N, C]."""
@@ -277,15 +285,19 @@ class ClassifierTrainer(TrainerMixin, Trainer):
 
 def trial_folder(task: Task, folder: Path, settings: Settings, seed: int) -> Path:
     """Where a trial with these settings keeps its checkpoints."""
-    name = f"batch-{settings[BATCH]}-rate-{settings[RATE]:.4g}-examples-x{settings.get(EXAMPLES, 1)}"
-    return folder / "trials" / f"{'stock' if settings == task.start else name}-seed-{seed}"
+    name = "stock"
+    if settings != task.start:
+        name = f"batch-{settings[BATCH]}-rate-{settings[RATE]:.4g}-examples-x{settings.get(EXAMPLES, 1)}"
+    return folder / "trials" / f"{name}-seed-{seed}"
 
 
 def trained(task: Task, settings: Settings, folder: Path, *, seed: int, examples: int) -> ClassifierTrainer:
     """Trains on so many examples, times the settings' factor, or goes on with that run."""
     examples *= settings.get(EXAMPLES, 1)
-    steps = max(1, round(examples / (settings[BATCH] * task.runtime.device_count)))
-    trainer = ClassifierTrainer(task, settings, trial_folder(task, folder, settings, seed), seed=seed, steps=steps)
+    batch = settings[BATCH] * task.runtime.device_count
+    steps = max(1, round(examples / batch))
+    folder = trial_folder(task, folder, settings, seed)
+    trainer = ClassifierTrainer(task, settings, folder, seed=seed, steps=steps)
     trainer.train(resume_from_checkpoint=task.params.resume)
     return trainer
 
@@ -306,31 +318,37 @@ def predictions(trainer: ClassifierTrainer, split: str = "test") -> np.ndarray:
 
 def whole_batches(rows: list[dict], batch: int) -> list[dict]:
     """Rows filled up to a multiple of `batch`, one shape for all; what is filled in has no label."""
-    return rows + [{**rows[0], "labels": IGNORED}] * (-len(rows) % batch)
+    missing = -len(rows) % batch
+    return rows + [rows[0] | {"labels": IGNORED}] * missing
 
 
 def arguments(task: Task, settings: Settings, output_dir: Path, plan: Plan, *, seed: int, **overrides):
     """`TrainingArguments` of a run with these settings; `overrides` are any of its fields."""
-    given = {name: value for name, value in settings.items() if name not in (*NOT_ARGUMENTS, *PLANNED)}
-    every = max(1, plan.max_steps // 3)
+    interval = max(1, plan.max_steps // 3)
     fields = {
         "per_device_eval_batch_size": 2 * plan.per_device_batch_size * task.runtime.engine.fed,
-        "tf32": settings.get("tf32", False) if task.runtime.has_tf32 else None,
         "lr_scheduler_type": "linear",
-        "eval_steps": every,
-        "save_steps": every,
+        "eval_steps": interval,
+        "save_steps": interval,
         "logging_steps": max(1, min(50, plan.max_steps // 10)),
         "report_to": task.params.report_to,
         "remove_unused_columns": False,
-        "eval_accumulation_steps": 1 if task.runtime.family == "xla" else None,  # else logits grow on the device
     }
-    return training_arguments(plan, task.runtime, output_dir, seed=seed, **fields | given | overrides)
+    if task.runtime.has_tf32:
+        fields["tf32"] = settings.get("tf32", False)
+    if task.runtime.family == "xla":
+        fields["eval_accumulation_steps"] = 1  # else logits grow on the device
+    for name, value in settings.items():
+        if name not in (*NOT_ARGUMENTS, *PLANNED):
+            fields[name] = value
+    return training_arguments(plan, task.runtime, output_dir, seed=seed, **fields | overrides)
 
 
 def clock(runtime: Runtime) -> str:
     """What speeds are measured in: processor time on one thread of a CPU, which other programs do not stretch, else wall time."""
-    one = runtime.kind == "cpu" and torch.get_num_threads() == 1 and ranks.count() == 1
-    return PROCESSOR if one else WALL
+    if runtime.kind == "cpu" and torch.get_num_threads() == 1 and ranks.count() == 1:
+        return PROCESSOR
+    return WALL
 
 
 class Utilisation(TrainerCallback):
@@ -345,8 +363,10 @@ class Utilisation(TrainerCallback):
 
     def busy(self) -> float | None:
         """A share of 1; None where the device does not tell."""
+        if self.runtime.kind != "cuda":
+            return None
         try:
-            return torch.cuda.utilization() / 100 if self.runtime.kind == "cuda" else None
+            return torch.cuda.utilization() / 100
         except Exception:  # NVML's own errors: a slice of a board, or a driver that does not tell
             return None
 

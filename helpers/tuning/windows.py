@@ -86,11 +86,15 @@ def warm_up_rows(rows: list[dict], settings: Settings, batch: int, steps: int) -
     multiple = settings.get("pad_to_multiple_of")
     lengths = [len(longest["input_ids"])]
     if multiple and settings.get("torch_compile"):
-        lengths += range(lengths[0] - lengths[0] % multiple, 0, -multiple)
+        below = lengths[0] // multiple * multiple
+        lengths += range(below, 0, -multiple)
     warm = []
     for place in range(max(steps, len(lengths))):
         length = lengths[place % len(lengths)]
-        row = {name: value[:length] if isinstance(value, list) else value for name, value in longest.items()}
+        row = dict(longest)
+        for name, value in longest.items():
+            if isinstance(value, list):
+                row[name] = value[:length]
         warm += [row] * batch
     return warm
 
@@ -104,11 +108,15 @@ def measure_window(task: Task, settings: Settings, examples: int) -> Window:
     batch = settings[BATCH] * runtime.device_count
     rows = task.rows("train", settings)
     steps = max(1, examples // batch)
-    warm = warm_up_rows(rows, settings, batch, 4 if runtime.family == "xla" else 2)
+    warm_up = 2
+    if runtime.family == "xla":
+        warm_up = 4
+    warm = warm_up_rows(rows, settings, batch, warm_up)
     drawn = random.Random(task.params.seed).choices(rows, k=steps * batch)
     if settings[SAMPLING] == GROUPED:
         lengths = [len(row["input_ids"]) for row in drawn]
-        drawn = [drawn[place] for place in grouped_order(lengths, batch, len(rows), task.params.seed)]
+        order = grouped_order(lengths, batch, len(rows), task.params.seed)
+        drawn = [drawn[place] for place in order]
     with tempfile.TemporaryDirectory() as folder:
         trainer = WindowTrainer(
             task,
