@@ -16,8 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from helpers.data.data_source import DataSource, Place, locate, read_splits
+from helpers.data.data_source import DataSource, locate, read_splits
 from helpers.data.rows import SUFFIXES, Row, SetAside, Unusable, number_rows
+
+from .sample import sample_records
 
 HELD_OUT_SHARE = 0.1  # to validate, and as many to test, where the source has no splits
 # Jaccard index of 5-character shingles; on real questions 0.5 to 0.6 is a reworded or extended question.
@@ -39,21 +41,24 @@ REASONING = (
     "cot",
 )  # also keys of a message
 REASONING_KEY = "reasoning_content"  # of a message
-ROLES = {
-    "system": ("developer",),
-    "user": ("human",),
-    "assistant": ("gpt", "bot", "model", "chatgpt", "function_call", "tool_call"),
-    "tool": ("function", "observation", "ipython", "function_response", "tool_response", "tool_result"),
+CALLS = ("function_call", "tool_call")  # roles of a message whose text is a call
+ROLES = {  # other names of them
+    "developer": "system",
+    "human": "user",
+    **dict.fromkeys(("gpt", "bot", "model", "chatgpt", *CALLS), "assistant"),
+    **dict.fromkeys(
+        ("function", "observation", "ipython", "function_response", "tool_response", "tool_result"), "tool"
+    ),
 }
-ROLE_OF = {name: role for role, names in ROLES.items() for name in (role, *names)}
 FEWEST = 10  # records: one to test, one to validate, the others to train
 FORMS = (
     "`messages` (or ShareGPT's `conversations`), or a question (`question`, `instruction`, `prompt` or `text`) and an answer "
     "(`answer`, `completion`, `response`, `output` or `label`)"
 )
 NO_MESSAGE = "a message must be an object with a `role`, and a text as its `content`"
+Message = dict[str, Any]
 NOTHING: tuple = (None, "", [], {})
-PLACEHOLDERS = frozenset(("n/a", "na", "nan", "none", "null"))  # of an empty section; an answer "None" is an answer
+PLACEHOLDERS = ("", "n/a", "na", "nan", "none", "null")  # of an empty section; an answer "None" is an answer
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class Record:
     """One conversation whose assistant turns are learned."""
 
     id: str
-    messages: tuple[dict[str, Any], ...]  # as a chat template takes them; the last is the assistant's
+    messages: tuple[Message, ...]  # as a chat template takes them; the last is the assistant's
     tools: tuple[dict[str, Any], ...] | None = None
     group: str = ""  # document that the record belongs to
     first_learned: int = 0  # assistant messages before this one are a prompt
@@ -70,34 +75,52 @@ class Record:
     @property
     def question(self) -> str:
         """What is asked, with what was said before it, without the system's text."""
-        return "\n".join(message["content"] for message in self.messages[:-1] if message["role"] != "system")
+        return "\n".join(message["content"] for message in without_system(self.messages[:-1]))
 
     @property
     def system(self) -> str:
-        return self.messages[0]["content"] if self.messages[0]["role"] == "system" else ""
+        first = self.messages[0]
+        if first["role"] != "system":
+            return ""
+        return first["content"]
 
     @property
     def answer(self) -> str:
         """What is graded of the last message: its text, and its tool calls."""
         last = self.messages[-1]
-        return graded(last["content"], [call["function"] for call in last.get("tool_calls", ())])
+        calls = [call["function"] for call in last.get("tool_calls", ())]
+        return graded(last["content"], calls)
 
     @property
     def learned_turns(self) -> list[int]:
         """Places of the assistant's messages that are learned: not those of a prompt, nor those of weight 0, as OpenAI marks them."""
-        turns = enumerate(self.messages)
-        learned = [turn for turn, message in turns if message["role"] == "assistant" and message.get("weight") != 0]
-        return [turn for turn in learned if turn >= self.first_learned]
+        turns = []
+        for turn, message in enumerate(self.messages):
+            if turn >= self.first_learned and message["role"] == "assistant" and message.get("weight") != 0:
+                turns.append(turn)
+        return turns
 
     @property
     def reasoning(self) -> str:
         return self.messages[-1].get(REASONING_KEY, "")
 
+    def with_turns(self, turns: Iterable[Message]) -> Record:
+        """The same with other turns after its system text."""
+        messages = list(turns)
+        if self.system:
+            messages.insert(0, self.messages[0])
+        return replace(self, messages=tuple(messages))
+
+
+def without_system(messages: Iterable[Message]) -> list[Message]:
+    return [message for message in messages if message["role"] != "system"]
+
 
 def graded(content: str, calls: Sequence[Mapping[str, Any]]) -> str:
     """An answer as one text: what is said, and each call in one spelling."""
-    lines = [json.dumps({"name": call["name"], "arguments": call["arguments"]}, sort_keys=True) for call in calls]
-    return "\n".join(filter(None, (content.strip(), *lines)))
+    lines = [content.strip()]
+    lines += [json.dumps(call, sort_keys=True) for call in calls]
+    return "\n".join(filter(None, lines))
 
 
 @dataclass(frozen=True)
@@ -111,24 +134,33 @@ class Records(DataSource):
 
     def keeping(self, splits: Mapping[str, Sequence[Record]], set_aside: Iterable[dict[str, str]]) -> Records:
         """The same with these records. Raises ValueError where a split has none."""
-        set_aside = (*self.set_aside, *set_aside)
-        for name, records in splits.items():
+        tuples = {name: tuple(records) for name, records in splits.items()}
+        result = replace(self, splits=tuples, set_aside=(*self.set_aside, *set_aside))
+        for name, records in tuples.items():
             if len(records) < (2 if name == "train" else 1):
-                reasons = dict(Counter(entry["reason"] for entry in set_aside))
                 raise ValueError(
-                    f"data_source={self.name!r}: {len(records)} records are left for {name}; set aside: {reasons or 'none'}. Give "
-                    f"at least {FEWEST} records that differ, or splits of your own (train, validation, test)"
+                    f"data_source={self.name!r}: {len(records)} records are left for {name}; set aside: "
+                    f"{dict(result.reasons()) or 'none'}. Give at least {FEWEST} records that differ, or splits of your own (train, "
+                    "validation, test)"
                 )
-        return replace(self, splits={name: tuple(records) for name, records in splits.items()}, set_aside=set_aside)
+        return result
+
+    def reasons(self) -> Counter[str]:
+        """How many records are set aside for which reason."""
+        return Counter(entry["reason"] for entry in self.set_aside)
 
     def rows(self) -> list[dict[str, Any]]:
         """What there is, what was set aside for which reason and what is not used, for a table."""
-        lines = [(f"{name} records", len(records), "") for name, records in self.splits.items()]
-        reasons = Counter(entry["reason"] for entry in self.set_aside)
-        first = {entry["reason"]: f"first: {entry['row']}" for entry in reversed(self.set_aside)}
-        lines += [(f"set aside: {reason}", count, first[reason]) for reason, count in reasons.most_common()]
-        lines += [(f"column `{name}` is not used", count, "") for name, count in self.unused.items()]
-        lines += [("labels", len(self.choices), ", ".join(self.choices))] if self.choices else []
+        lines = []
+        for name, records in self.splits.items():
+            lines.append((f"{name} records", len(records), ""))
+        first = {entry["reason"]: entry["row"] for entry in reversed(self.set_aside)}
+        for reason, count in self.reasons().most_common():
+            lines.append((f"set aside: {reason}", count, f"first: {first[reason]}"))
+        for name, count in self.unused.items():
+            lines.append((f"column `{name}` is not used", count, ""))
+        if self.choices:
+            lines.append(("labels", len(self.choices), ", ".join(self.choices)))
         return [dict(zip(("records", "number", "detail"), line, strict=True)) for line in lines]
 
 
@@ -146,7 +178,10 @@ def load_records(data_source: str, *, seed: int) -> Records:
     """
     place = locate(data_source)
     set_aside = SetAside(place.source)
-    sources = _read(place, set_aside)
+    if not place.is_sample:
+        sources = read_splits(place, SUFFIXES, set_aside)
+    else:
+        sources = {"train": number_rows("sample", sample_records(), set_aside)}
     digest, unused, repeats = hashlib.sha256(), Counter[str](), []
     conversations: set[str] = set()
     splits: dict[str, list[Record]] = {"test": [], "validation": [], "train": []}  # training loses what it repeats
@@ -174,9 +209,9 @@ def load_records(data_source: str, *, seed: int) -> Records:
     if absent and splits["train"]:
         splits |= _held_out(splits["train"], absent, seed)
     choices = choices_of(splits["train"])
-    splits = {
-        name: [with_choice(record, choices) for record in splits[name]] for name in ("train", "validation", "test")
-    }
+    ordered = {}
+    for name in ("train", "validation", "test"):
+        ordered[name] = [with_choice(record, choices) for record in splits[name]]
     source = Records(
         name=place.name,
         sha256=digest.hexdigest(),
@@ -185,19 +220,8 @@ def load_records(data_source: str, *, seed: int) -> Records:
         choices=choices,
         unused=dict(unused),
     )
-    return source.keeping(splits, [{"row": where, "reason": reason} for where, reason in (*set_aside.rows, *repeats)])
-
-
-# ---- reading
-
-
-def _read(place: Place, set_aside: SetAside) -> Mapping[str, Iterable[Row]]:
-    """Rows by split; a file is one split, `train`."""
-    if place.is_sample:
-        from .sample import sample_records
-
-        return {"train": number_rows("sample", sample_records(), set_aside)}
-    return read_splits(place, SUFFIXES, set_aside)
+    reasons = (*set_aside.rows, *repeats)
+    return source.keeping(ordered, [{"row": place, "reason": reason} for place, reason in reasons])
 
 
 # ---- from a row to a conversation
@@ -208,53 +232,27 @@ def record_of(row: Row, unused: Counter) -> Record:
 
     Raises Unusable where the row has no columns of `FORMS`, a message that is none, or no question or answer.
     """
-    columns = {str(name).strip().lower() for name in row.values}
-    values = {str(name).strip().lower(): value for name, value in row.values.items() if value not in NOTHING}
-
-    def take(*names: str) -> Any:
-        """The first of these columns that has a value."""
-        return next((values.pop(name) for name in names if name in values), None)
-
-    def text(*names: str) -> str:
-        name = next((name for name in names if name in values), "")
-        return row._replace(values={name: take(name)}).text(name, str | int | float).strip()
-
-    number, group = text("id") or str(row.number), text("document", "doc_id", "document_id", "group")
-    tools, system = _tools(take("tools", "functions")), text("system", "system_prompt")
-    text_alone = False
-    if columns & {*CONVERSATIONS}:
-        prompt, completion = [], _messages(take(*CONVERSATIONS) or [], "user")
-    elif columns & {*QUESTIONS, *TEXTS, "instruction"} and columns & {*ANSWERS}:
-        if any(isinstance(values.get(name), list) for name in (*QUESTIONS, *ANSWERS)):
-            prompt = _messages(take(*QUESTIONS) or [], "user")  # TRL's conversational prompt and completion
-            completion = _messages(take(*ANSWERS) or [], "assistant")
-        else:
-            if isinstance(values.get("label"), bool) and values.keys() & {*ANSWERS[:-1]}:
-                raise Unusable(
-                    "its `label` judges another column's answer, as in KTO. Keep the rows with good answers, without `label`"
-                )
-            text_alone = "label" in values and not values.keys() & {*ANSWERS[:-1], *QUESTIONS, "instruction"}
-            question = "\n\n".join(filter(None, (text("instruction"), text(*TEXTS), text(*QUESTIONS))))
-            answer, reasoning = {"role": "assistant", "content": text(*ANSWERS)}, text(*REASONING)
-            if reasoning and reasoning.lower() not in PLACEHOLDERS:
-                answer[REASONING_KEY] = reasoning
-            prompt, completion = [{"role": "user", "content": question}], [answer]
-    else:
-        names = ", ".join(map(str, row.values)) or "none"
-        raise Unusable(f"no columns of a record (its columns: {names[:500]}). Give {FORMS}")
-    if "history" in values:
+    columns = _Columns(row)
+    number = columns.text("id") or str(row.number)
+    group = columns.text("document", "doc_id", "document_id", "group")
+    tools = _tools(columns.take("tools", "functions"))
+    system = columns.text("system", "system_prompt")
+    prompt, completion, text_alone = _prompt_and_completion(columns)
+    if "history" in columns.values:
         raise Unusable("column `history` holds earlier turns. Give the whole conversation as `messages`")
-    unused.update(values.keys())
-    messages = _one_system([{"role": "system", "content": system}] * bool(system) + prompt + completion)
-    learned = len(messages) - len(completion) if prompt else 0
+    unused.update(columns.values.keys())
+    messages = _one_system([{"role": "system", "content": system}, *prompt, *completion])
+    first_learned = 0
+    if prompt:
+        first_learned = len(messages) - len(completion)
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()  # nobody answers
-    roles = [message["role"] for message in messages if message["role"] != "system"]
-    if not roles or learned >= len(messages):
+    turns = without_system(messages)
+    if not turns or first_learned >= len(messages):
         raise Unusable("no question and no answer")
-    if roles[0] == "assistant":
+    if turns[0]["role"] == "assistant":
         raise Unusable("no question: the conversation begins with the assistant")
-    record = Record(number, tuple(messages), tools, group, learned, text_alone)
+    record = Record(number, tuple(messages), tools, group, first_learned, text_alone)
     missing = [name for name in ("question", "answer") if not getattr(record, name).strip()]
     if missing:
         raise Unusable(f"no {' and no '.join(missing)}")
@@ -266,21 +264,88 @@ def record_of(row: Row, unused: Counter) -> Record:
     return record
 
 
-def _one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+class _Columns:
+    """The columns of a row by their names in lower case. `values` are those that hold something; what is taken leaves them."""
+
+    def __init__(self, row: Row):
+        self.names: set[str] = set()
+        self.values: dict[str, Any] = {}
+        self.row = row
+        for column, value in row.values.items():
+            name = str(column).strip().lower()
+            self.names.add(name)
+            if value not in NOTHING:
+                self.values[name] = value
+
+    def take(self, *names: str) -> Any:
+        """The first of these columns that has a value."""
+        for name in names:
+            if name in self.values:
+                return self.values.pop(name)
+        return None
+
+    def text(self, *names: str) -> str:
+        """As `take`, "" where there is none. Raises Unusable for what is no text and no number."""
+        for name in names:
+            if name in self.values:
+                row = self.row._replace(values={name: self.values.pop(name)})
+                return row.text(name, str | int | float).strip()
+        return ""
+
+
+def _prompt_and_completion(columns: _Columns) -> tuple[list[Message], list[Message], bool]:
+    """The messages that are only read and those whose turns are learned, and whether they are a text and a label alone."""
+    values = columns.values
+    if columns.names & {*CONVERSATIONS}:
+        return [], _messages(columns.take(*CONVERSATIONS) or [], "user"), False
+    if not (columns.names & {*QUESTIONS, *TEXTS, "instruction"} and columns.names & {*ANSWERS}):
+        names = ", ".join(map(str, columns.row.values)) or "none"
+        raise Unusable(f"no columns of a record (its columns: {names[:500]}). Give {FORMS}")
+    if any(isinstance(values.get(name), list) for name in (*QUESTIONS, *ANSWERS)):  # TRL's conversational columns
+        prompt = _messages(columns.take(*QUESTIONS) or [], "user")
+        return prompt, _messages(columns.take(*ANSWERS) or [], "assistant"), False
+    if isinstance(values.get("label"), bool) and len(values.keys() & {*ANSWERS}) > 1:
+        raise Unusable(
+            "its `label` judges another column's answer, as in KTO. Keep the rows with good answers, without `label`"
+        )
+    text_alone = values.keys() & {*QUESTIONS, *ANSWERS, "instruction"} == {"label"}
+    parts = columns.text("instruction"), columns.text(*TEXTS), columns.text(*QUESTIONS)
+    question = {"role": "user", "content": "\n\n".join(filter(None, parts))}
+    answer = {"role": "assistant", "content": columns.text(*ANSWERS)}
+    reasoning = columns.text(*REASONING)
+    if reasoning.lower() not in PLACEHOLDERS:
+        answer[REASONING_KEY] = reasoning
+    return [question], [answer], text_alone
+
+
+def _one_system(messages: list[Message]) -> list[Message]:
     """The texts of the system before the first question as one message, each of them once."""
-    first = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
-    texts = dict.fromkeys(message["content"] for message in first if message["content"])
-    system = [{"role": "system", "content": "\n\n".join(texts)}] if texts else []
-    return system + messages[len(first) :]
+    texts: list[str] = []
+    while messages and messages[0]["role"] == "system":
+        text = messages.pop(0)["content"]
+        if text and text not in texts:
+            texts.append(text)
+    if texts:
+        messages.insert(0, {"role": "system", "content": "\n\n".join(texts)})
+    return messages
 
 
-def _messages(messages: Any, role: str) -> list[dict[str, Any]]:
+def _listed(value: Any) -> list:
+    """A list as it is, anything else as a list of one."""
+    if isinstance(value, list):
+        return value
+    return [value]
+
+
+def _messages(messages: Any, role: str) -> list[Message]:
     """Messages with `role`, `content` and every other key that has a value. A text is one message of `role`, or JSON of messages."""
     if isinstance(messages, str):
         messages = _list_of(messages) or [{"role": role, "content": messages}]
-    converted = [_message(item) for item in (messages if isinstance(messages, list) else [messages])]
-    calls = [call.get("id") for message in converted for call in message.get("tool_calls", ())]
-    order = {name: number for number, name in enumerate(calls)}
+    converted = [_message(item) for item in _listed(messages)]
+    calls: list[str | None] = []
+    for message in converted:
+        calls += [call.get("id") for call in message.get("tool_calls", ())]
+    order = {call: number for number, call in enumerate(calls)}
     ordered = []
     for _, turn in itertools.groupby(converted, key=lambda message: message["role"]):
         # Most templates tell the results of one turn apart by their order, which is that of the calls.
@@ -288,13 +353,13 @@ def _messages(messages: Any, role: str) -> list[dict[str, Any]]:
     return ordered
 
 
-def _message(item: Any) -> dict[str, Any]:
+def _message(item: Any) -> Message:
     if not isinstance(item, Mapping):
         raise Unusable(NO_MESSAGE)
     message = {key: value for key, value in item.items() if value not in NOTHING}
     name = str(message.pop("role", message.pop("from", ""))).strip().lower()
     content = message.pop("content", message.pop("value", ""))
-    role = ROLE_OF.get(name, name)
+    role = ROLES.get(name, name)
     if isinstance(content, list) and all(
         isinstance(part, Mapping) and str(part.get("type")).endswith("text") for part in content
     ):
@@ -307,11 +372,10 @@ def _message(item: Any) -> dict[str, Any]:
     if role == "assistant" and isinstance(content, str) and "</think>" in content and REASONING_KEY not in message:
         reasoning, _, content = content.rpartition("</think>")
         message[REASONING_KEY], content = reasoning.replace("<think>", "").strip(), content.strip()
-    texts = content, message.get(REASONING_KEY, "")
-    if not role or not all(isinstance(text, str) for text in texts):
+    if not (role and isinstance(content, str) and isinstance(message.get(REASONING_KEY, ""), str)):
         raise Unusable(NO_MESSAGE)
     calls = message.pop("tool_calls", message.pop("function_call", None))
-    if name in ROLES["assistant"][-2:]:  # whose text is a call
+    if name in CALLS:
         calls, content = content, ""
     if calls:
         message["tool_calls"] = _calls(calls)
@@ -320,21 +384,25 @@ def _message(item: Any) -> dict[str, Any]:
 
 def _calls(calls: Any) -> list[dict[str, Any]]:
     """Tool calls with their arguments as objects, which templates write as JSON themselves."""
-    calls = _parsed(calls, "a tool call")
     converted = []
-    for call in calls if isinstance(calls, list) else [calls]:
-        function = call.get("function", call) if isinstance(call, Mapping) else call
+    for call in _listed(_parsed(calls, "a tool call")):
+        function = call
+        if isinstance(call, Mapping):
+            function = call.get("function", call)
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise Unusable("a tool call must be an object with a `name`")
         arguments = _parsed(function.get("arguments", function.get("parameters")) or {}, "the arguments of a tool call")
-        link = {"id": call["id"]} if call.get("id") else {}
-        converted.append(link | {"type": "function", "function": {"name": function["name"], "arguments": arguments}})
+        function = {"name": function["name"], "arguments": arguments}
+        entry = {"id": call.get("id"), "type": "function", "function": function}
+        converted.append({key: value for key, value in entry.items() if value})
     return converted
 
 
 def _parsed(value: Any, what: str) -> Any:
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(value) if isinstance(value, str) else value
+        return json.loads(value)
     except ValueError:
         raise Unusable(f"{what} is not JSON") from None
 
@@ -355,8 +423,12 @@ def _tools(tools: Any) -> tuple[dict[str, Any], ...] | None:
     tools = _parsed(tools, "column `tools`")
     if not tools:
         return None
-    tools = tools if isinstance(tools, list) else [tools]
-    return tuple(tool if "function" in tool else {"type": "function", "function": tool} for tool in tools)
+    converted = []
+    for tool in _listed(tools):
+        if "function" not in tool:
+            tool = {"type": "function", "function": tool}
+        converted.append(tool)
+    return tuple(converted)
 
 
 # ---- labels
@@ -365,32 +437,44 @@ def _tools(tools: Any) -> tuple[dict[str, Any], ...] | None:
 def choices_of(records: Sequence[Record]) -> tuple[str, ...]:
     """The labels of labelled records: few short answers, each of them many times; () of other records."""
     counts = Counter(record.answer for record in records)
-    few = 1 < len(counts) <= MOST_CHOICES and len(records) >= ROWS_A_CHOICE * len(counts)
-    return tuple(sorted(counts)) if few and max(map(len, counts)) <= LONGEST_CHOICE else ()
+    if not 1 < len(counts) <= MOST_CHOICES or len(records) < ROWS_A_CHOICE * len(counts):
+        return ()
+    if max(map(len, counts)) > LONGEST_CHOICE:
+        return ()
+    return tuple(sorted(counts))
 
 
 def with_choice(record: Record, choices: Sequence[str]) -> Record:
     """A text with a label and no question is told the labels to choose from."""
     if not (choices and record.text_alone):
         return record
-    system = " ".join(filter(None, (f"Answer with one of: {', '.join(choices)}.", record.system)))
-    rest = [message for message in record.messages if message["role"] != "system"]
-    return replace(record, messages=({"role": "system", "content": system}, *rest))
+    texts = f"Answer with one of: {', '.join(choices)}.", record.system
+    system = {"role": "system", "content": " ".join(filter(None, texts))}
+    return replace(record, messages=(system, *without_system(record.messages)))
 
 
 # ---- splits
 
 
-def _held_out(records: list[Record], names: Sequence[str], seed: int) -> dict[str, list[Record]]:
-    """The records without a tenth for each of `names`, and these tenths: whole groups, none of more than a third."""
-    quota, groups = max(1, round(HELD_OUT_SHARE * len(records))), groups_of(records)
+def _held_out(records: list[Record], splits: Sequence[str], seed: int) -> dict[str, list[Record]]:
+    """The records without a tenth for each of `splits`, and these tenths: whole groups, none of more than a third."""
+    quota = max(1, round(HELD_OUT_SHARE * len(records)))
+    groups = groups_of(records)
     random.Random(seed).shuffle(groups)
     groups.sort(key=lambda group: len(group) > quota)  # large ones only where a split has nothing yet
-    parts: dict[str, list[int]] = {name: [] for name in (*names, "train")}
+    rows: dict[str, list[int]] = {name: [] for name in (*splits, "train")}
     for group in groups:
-        room = [name for name in names if not parts[name] or len(parts[name]) + len(group) <= quota]
-        parts[room[0] if room and len(group) <= len(records) / 3 else "train"] += group
-    return {name: [records[row] for row in sorted(rows)] for name, rows in parts.items()}
+        target = "train"
+        if len(group) <= len(records) / 3:
+            for name in splits:
+                if not rows[name] or len(rows[name]) + len(group) <= quota:
+                    target = name
+                    break
+        rows[target] += group
+    parts = {}
+    for name, numbers in rows.items():
+        parts[name] = [records[number] for number in sorted(numbers)]
+    return parts
 
 
 def groups_of(records: Sequence[Record]) -> list[list[int]]:
@@ -402,8 +486,9 @@ def groups_of(records: Sequence[Record]) -> list[list[int]]:
     for row, record in enumerate(records):
         if record.group:
             linked.merge(row, first.setdefault(record.group, row))
-    for i, j in [] if first else near_duplicates([record.question for record in records]):
-        linked.merge(i, j)
+    if not first:
+        for i, j in near_duplicates([record.question for record in records]):
+            linked.merge(i, j)
     return [sorted(group) for group in linked.subsets()]
 
 
@@ -415,12 +500,18 @@ def near_duplicates(texts: Sequence[str]) -> list[tuple[int, int]]:
     """
     from sklearn.feature_extraction.text import CountVectorizer
 
-    words = [" ".join(re.findall(r"\w+", text.casefold())).ljust(SHINGLE, "_") for text in texts]
-    every_RS = CountVectorizer(analyzer="char", ngram_range=(SHINGLE, SHINGLE), binary=True).fit_transform(words)
-    most, counts_S = max(3, COMMON * len(texts)), every_RS.sum(0).A1
-    rare_RS = every_RS.multiply(counts_S <= most)
-    member_RS = (rare_RS + every_RS.multiply(rare_RS.sum(1).A1[:, None] == 0)).tocsr()  # all, where none is rare
-    sizes_R, shared = member_RS.sum(1).A1, (member_RS @ member_RS.T).tocoo()
+    spellings = []
+    for text in texts:
+        words = re.findall(r"\w+", text.casefold())
+        spellings.append(" ".join(words).ljust(SHINGLE, "_"))
+    every_RS = CountVectorizer(analyzer="char", ngram_range=(SHINGLE, SHINGLE), binary=True).fit_transform(spellings)
+    counts_S = every_RS.sum(0).A1
+    rare_RS = every_RS.multiply(counts_S <= max(3, COMMON * len(texts)))
+    none_R = rare_RS.sum(1).A1 == 0
+    member_RS = (rare_RS + every_RS.multiply(none_R[:, None])).tocsr()  # all, where none is rare
+    sizes_R = member_RS.sum(1).A1
+    shared = (member_RS @ member_RS.T).tocoo()
     i, j = shared.row, shared.col
-    alike = (shared.data >= NEAR_DUPLICATE * (sizes_R[i] + sizes_R[j] - shared.data)) & (i < j)
+    union = sizes_R[i] + sizes_R[j] - shared.data
+    alike = (shared.data >= NEAR_DUPLICATE * union) & (i < j)
     return sorted(zip(i[alike].tolist(), j[alike].tolist(), strict=True))

@@ -9,7 +9,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from statistics import mode
 from typing import Any
 
@@ -18,12 +17,12 @@ import torch
 
 from helpers.show.intervals import Interval, bootstrap
 
-from .data import Record, Records, graded
+from .data import Message, Record, Records, graded, without_system
 from .generation import BATCH, CACHE, continued, generate, log_probabilities
 
 EXAMPLES = 3  # solved ones before a question of the base model
 STRENGTHS = (0.3, 3, 30, 300)  # of the linear model (sklearn's C), chosen on the validation records
-MOST = 100  # test records that are scored
+SCORED = 100  # test records at most
 LONGEST_ANSWER = 512  # tokens
 FREQUENT, NEAREST, WORDS = "most frequent answer", "nearest training record", "words (TF-IDF, logistic regression)"
 COPY, BASE, SOLVED, TRAINED = "copy of the question", "base model", "base model, solved examples", "trained"
@@ -32,12 +31,12 @@ COPY, BASE, SOLVED, TRAINED = "copy of the question", "base model", "base model,
 def label_alone(records: Records) -> bool:
     """Whether the last turn is a label and nothing else, so that every label can be asked for its likelihood."""
     lasts = [record.messages[-1] for record in records.splits["train"]]
-    return bool(records.choices) and not any(last.keys() - {"role", "content"} for last in lasts)
+    return bool(records.choices) and all(last.keys() == {"role", "content"} for last in lasts)
 
 
 def scored(records: Records) -> Sequence[Record]:
     """The test records that are scored."""
-    return records.splits["test"][:MOST]
+    return records.splits["test"][:SCORED]
 
 
 # ---- answers that cost nothing
@@ -45,13 +44,13 @@ def scored(records: Records) -> Sequence[Record]:
 
 def baselines(records: Records, questions: Sequence[Record] = ()) -> dict[str, list[str]]:
     """What the nearest record, the question itself and, for labels, the most frequent one and a linear model on words answer."""
-    train, questions = records.splits["train"], questions or scored(records)
-    answers = {
-        NEAREST: [train[row].answer for row in nearest(train, questions)[:, 0]],
-        COPY: [record.messages[-2]["content"] for record in questions],
-    }
+    train = records.splits["train"]
+    questions = questions or scored(records)
+    rows = nearest(train, questions)[:, 0]
+    answers = {NEAREST: _answers(train[row] for row in rows)}
+    answers[COPY] = [record.messages[-2]["content"] for record in questions]
     if records.choices:
-        answers[FREQUENT] = [mode(record.answer for record in train)] * len(questions)
+        answers[FREQUENT] = [mode(_answers(train))] * len(questions)
         answers[WORDS] = linear_model(train, records.splits["validation"], questions)
     return answers
 
@@ -61,8 +60,8 @@ def nearest(train: Sequence[Record], questions: Sequence[Record], count: int = 1
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     words = TfidfVectorizer(token_pattern=r"\w+", sublinear_tf=True)
-    train_TW = words.fit_transform([record.question for record in train])
-    alike_QT = words.transform([record.question for record in questions]) @ train_TW.T
+    train_TW = words.fit_transform(_questions(train))
+    alike_QT = words.transform(_questions(questions)) @ train_TW.T
     return np.argsort(-alike_QT.toarray(), axis=1, kind="stable")[:, :count]
 
 
@@ -74,16 +73,20 @@ def linear_model(train: Sequence[Record], validation: Sequence[Record], question
 
     words = TfidfVectorizer(token_pattern=r"\w+", ngram_range=(1, 2), sublinear_tf=True)
     letters = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, min_df=2)
-    texts, labels = {}, {}
-    for name, records in (("train", train), ("validation", validation), ("questions", questions)):
-        texts[name] = [record.question for record in records]
-        labels[name] = [record.answer for record in records]
     models = []
     for strength in STRENGTHS:
         model = make_pipeline(make_union(words, letters), LogisticRegression(C=strength, max_iter=1000))
-        models.append(model.fit(texts["train"], labels["train"]))
-    best = max(models, key=lambda model: model.score(texts["validation"], labels["validation"]))
-    return best.predict(texts["questions"]).tolist()
+        models.append(model.fit(_questions(train), _answers(train)))
+    best = max(models, key=lambda model: model.score(_questions(validation), _answers(validation)))
+    return best.predict(_questions(questions)).tolist()
+
+
+def _questions(records: Iterable[Record]) -> list[str]:
+    return [record.question for record in records]
+
+
+def _answers(records: Iterable[Record]) -> list[str]:
+    return [record.answer for record in records]
 
 
 # ---- asking the model
@@ -91,7 +94,8 @@ def linear_model(train: Sequence[Record], validation: Sequence[Record], question
 
 def by_likelihood(model, template, questions: Sequence[Record], choices: Sequence[str]) -> list[str]:
     """The label to which the model gives the highest probability, the end of its turn included."""
-    log_p_QC = log_probabilities(model, template, [template.prompt(record) for record in questions], choices)
+    prompts = [template.prompt(record) for record in questions]
+    log_p_QC = log_probabilities(model, template, prompts, choices)
     return [choices[best] for best in log_p_QC.argmax(1)]
 
 
@@ -99,10 +103,11 @@ def with_examples(train: Sequence[Record], questions: Sequence[Record], count: i
     """The questions with the `count` nearest training records, solved, as turns before them; the nearest stands last."""
     solved = []
     for record, rows in zip(questions, nearest(train, questions, count), strict=True):
-        examples = [message for row in reversed(rows) for message in train[row].messages]
-        turns = [message for message in (*examples, *record.messages) if message["role"] != "system"]
-        system = record.messages[:1] if record.system else ()
-        solved.append(replace(record, messages=(*system, *turns)))
+        turns: list[Message] = []
+        for row in reversed(rows):
+            turns += train[row].messages
+        turns += record.messages
+        solved.append(record.with_turns(without_system(turns)))
     return solved
 
 
@@ -125,12 +130,13 @@ def most_tokens(lengths: Iterable[int]) -> int:
 def written(model, template, questions: Sequence[Record], **options) -> list[dict[str, Any]]:
     """What the model writes for each record: its text and answer, whether it stops, and whether its reasoning is the record's."""
     samples = []
-    for record, output in zip(questions, generate(model, template, questions, **options), strict=True):
+    outputs = generate(model, template, questions, **options)
+    for record, output in zip(questions, outputs, strict=True):
         reasoning, answer = parts_of(output.text)
-        wanted_reasoning, wanted = parts_of(last_turn(template, record))
-        if _plain(answer) == _plain(wanted):
+        expected_reasoning, expected_answer = parts_of(last_turn(template, record))
+        if _plain(answer) == _plain(expected_answer):
             answer = record.answer  # however the template spells it
-        same = _plain(reasoning) == _plain(wanted_reasoning)
+        same = _plain(reasoning) == _plain(expected_reasoning)
         samples.append(
             {"id": record.id, "text": output.text, "answer": answer, "stops": output.stopped, "reasoning": same}
         )
@@ -150,7 +156,8 @@ def parts_of(turn: str) -> tuple[str, str]:
             call, end = {}, start + 1
         arguments = call.get("arguments", call.get("parameters"))
         if isinstance(call.get("name"), str) and arguments is not None:
-            content = content if calls else re.sub(r"<[^<>]*>\s*$", "", rest[:start])
+            if not calls:
+                content = re.sub(r"<[^<>]*>\s*$", "", rest[:start])
             calls.append({"name": call["name"], "arguments": arguments})
         start = rest.find("{", end)
     return reasoning.replace("<think>", "").strip(), graded(content, calls)
@@ -165,21 +172,24 @@ def scores(systems: Mapping[str, Sequence[Sequence[str]]], questions: Sequence[R
     systems: by name the answers to `questions`, one list a seed; values are means over seeds. Differences are paired.
     """
     groups = [record.group or f"question {number}" for number, record in enumerate(questions)]
-    right = {name: np.mean([_right(seed, questions) for seed in seeds], axis=0) for name, seeds in systems.items()}
+    right = {}
+    for name, seeds in systems.items():
+        right[name] = np.mean([_right(answers, questions) for answers in seeds], axis=0)
     results: dict[str, Any] = {"questions": len(questions), "groups": len({*groups}), "systems": {}, "trained less": {}}
     for name, right_Q in right.items():
         results["systems"][name] = _values(bootstrap(np.mean, right_Q, groups=groups))
         if name != TRAINED and TRAINED in right:
             difference = bootstrap(np.mean, right[TRAINED] - right_Q, groups=groups)
-            shown = {"outcome": difference.outcome, "shown": str(difference)}
-            results["trained less"][name] = _values(difference) | shown
+            values = _values(difference)
+            results["trained less"][name] = values | {"outcome": difference.outcome, "shown": str(difference)}
     return results
 
 
 def _values(interval: Interval) -> dict[str, float | None]:
     """Value and bounds, which are None over too few questions."""
-    low, high = (bound if math.isfinite(bound) else None for bound in (interval.low, interval.high))
-    return {"value": interval.value, "low": low, "high": high}
+    if not math.isfinite(interval.low):
+        return {"value": interval.value, "low": None, "high": None}
+    return {"value": interval.value, "low": interval.low, "high": interval.high}
 
 
 def form(samples: Sequence[Mapping[str, Any]], questions: Sequence[Record]) -> dict[str, float]:
@@ -187,16 +197,21 @@ def form(samples: Sequence[Mapping[str, Any]], questions: Sequence[Record]) -> d
 
     The share of reasoning is over the records that have some.
     """
-    right = _right([sample["answer"] for sample in samples], questions)
-    shares = {"stops": [sample["stops"] for sample in samples], "answer is right": right}
-    steps = [sample["reasoning"] for sample, record in zip(samples, questions, strict=True) if record.reasoning]
+    answers, stops, steps = [], [], []
+    for sample, record in zip(samples, questions, strict=True):
+        answers.append(sample["answer"])
+        stops.append(sample["stops"])
+        if record.reasoning:
+            steps.append(sample["reasoning"])
+    shares = {"stops": stops, "answer is right": _right(answers, questions)}
     if steps:
         shares["every step is right"] = steps
     return {name: float(np.mean(values)) for name, values in shares.items()}
 
 
 def _right(answers: Sequence[str], questions: Sequence[Record]) -> list[bool]:
-    return [_plain(answer) == _plain(record.answer) for answer, record in zip(answers, questions, strict=True)]
+    pairs = zip(answers, _answers(questions), strict=True)
+    return [_plain(answer) == _plain(expected) for answer, expected in pairs]
 
 
 def _plain(text: str) -> str:
@@ -250,8 +265,10 @@ def table(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row for each system of `scores`, in percent with 95 % intervals."""
     rows = []
     for name, values in results["systems"].items():
-        interval = "" if values["low"] is None else " ({low:.1%} to {high:.1%})".format(**values)
-        rows.append({"answers": name, "right": f"{values['value']:.1%}{interval}"})
+        share = f"{values['value']:.1%}"
+        if values["low"] is not None:
+            share += f" ({values['low']:.1%} to {values['high']:.1%})"
+        rows.append({"answers": name, "right": share})
     return rows
 
 
@@ -261,7 +278,9 @@ def written_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[d
     for name, results in ((BASE, before), (TRAINED, after)):
         loss, perplexity = results["completion"]["loss"], results["completion"]["perplexity"]
         row = {"model": name, "loss": round(loss, 3), "perplexity": round(perplexity, 2)}
-        rows.append(row | {measure: f"{share:.0%}" for measure, share in results["form"].items()})
+        for measure, share in results["form"].items():
+            row[measure] = f"{share:.0%}"
+        rows.append(row)
     return rows
 
 
@@ -285,10 +304,8 @@ def common(records: Records) -> Record:
 
 def ask(trainer, template, records: Records, question: str) -> str:
     """The model's whole turn, reasoning and tool calls included, with the system text and the tools that it was trained with."""
-    like = common(records)
-    system = like.messages[:1] if like.system else ()
     turns = ({"role": "user", "content": question}, {"role": "assistant", "content": ""})
-    record = replace(like, messages=(*system, *turns))
+    record = common(records).with_turns(turns)
     with trainer.compute_loss_context_manager():
         length = answer_length(template, records.splits["test"])
         return generate(trainer.model, template, [record], max_new_tokens=length)[0].text.strip()

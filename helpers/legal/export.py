@@ -50,22 +50,29 @@ def export(
     set_stop_tokens(model.generation_config, template)
     if model.device.type == "xla":
         model = cpu_copy(model)
-    adapter = hasattr(model, "peft_config")
-    whole = not getattr(model, "is_loaded_in_4bit", False)
+    is_adapter = hasattr(model, "peft_config")
     staging = folder.with_name(f".staging-{folder.name}")
     shutil.rmtree(staging, ignore_errors=True)
-    if adapter:
-        _save_adapter(model, template, staging, base_model)
-    if whole:
-        if adapter:
+    place = "."  # of the model with all of its weights
+    if is_adapter:
+        (config,) = model.peft_config.values()
+        config.base_model_name_or_path, config.revision = base_model, REVISIONS.get(base_model)
+        # "auto" would ask the hub whether the vocabulary grew; it never does here.
+        model.save_pretrained(staging, save_embedding_layers=False)
+        model.generation_config.save_pretrained(staging)
+        template.tokenizer.save_pretrained(staging)
+        place = MERGED
+    if getattr(model, "is_loaded_in_4bit", False):
+        place = ""
+    else:
+        if is_adapter:
             model.is_merged = True
             model = model.merge_and_unload()
-        inside = staging / MERGED if adapter else staging
+        inside = staging / place
         model.config.use_cache = True  # training switches it off
         model.save_pretrained(inside, max_shard_size=SHARD)
         template.tokenizer.save_pretrained(inside)
         (inside / "Modelfile").write_text(modelfile(template, like), encoding="utf-8")
-    place = (MERGED if adapter else ".") if whole else ""
     (staging / "README.md").write_text(_readme(card, place, base_model, like), encoding="utf-8")
     shutil.copytree(staging, folder, copy_function=shutil.move, dirs_exist_ok=True)
     shutil.rmtree(staging)
@@ -80,15 +87,6 @@ def refuse_merged(model) -> None:
         )
 
 
-def _save_adapter(model, template, folder: Path, base_model: str) -> None:
-    (config,) = model.peft_config.values()
-    config.base_model_name_or_path, config.revision = base_model, REVISIONS.get(base_model)
-    # "auto" would ask the hub whether the vocabulary grew; it never does here.
-    model.save_pretrained(folder, save_embedding_layers=False)
-    model.generation_config.save_pretrained(folder)
-    template.tokenizer.save_pretrained(folder)
-
-
 def modelfile(template, like: Record) -> str:
     """What Ollama is told: the chat template as a Go template, the system text that was trained, and where to stop.
 
@@ -96,8 +94,8 @@ def modelfile(template, like: Record) -> str:
     conversation is then: a head, with or without system text and tools, and the turns with what stands after each. Tools are
     written for a model whose records have them, where the template adds them to the head and calls stand in an assistant's turn.
     """
-    marks = {"system": "<1>", "user": "<2>", "assistant": "<3>"}
-    turns = [{"role": role, "content": mark} for role, mark in marks.items()]
+    question = {"role": "user", "content": "<2>"}
+    turns = [{"role": "system", "content": "<1>"}, question, {"role": "assistant", "content": "<3>"}]
     last = {"role": "user", "content": "<4>"}
 
     def head_of(turns, tools=None) -> str:
@@ -112,23 +110,25 @@ def modelfile(template, like: Record) -> str:
     after_assistant = rest.partition("<4>")[0]
     heads = [head_of(turns[:1]), head_of([])]
     calls = results = ""
-    if like.tools and (parts := _tool_parts(template, turns[1], after_user, after_assistant)):
-        calls, results = parts
-        with_tools = [head_of(turns[:1], [TOOL]), head_of([], [TOOL])]
-        heads = [_with_tools(*pair) for pair in zip(heads, with_tools, strict=True)]
+    if like.tools:
+        parts = _tool_parts(template, question, after_user, after_assistant)
+        if parts:
+            calls, results = parts
+            with_tools = [head_of(turns[:1], [TOOL]), head_of([], [TOOL])]
+            heads = list(map(_with_tools, heads, with_tools))
     head = heads[0].replace("<1>", "{{ .System }}")
     user = f'{{{{ if eq .Role "user" }}}}{{{{ .Content }}}}{after_user}'
     assistant = f'{{{{ else if eq .Role "assistant" }}}}{{{{ .Content }}}}{calls}{after_assistant}'
     turn = f"{{{{ range .Messages }}}}{user}{assistant}{results}{{{{ end }}}}{{{{ end }}}}"
     stops = template.tokenizer.convert_ids_to_tokens(template.stop_token_ids())
-    lines = [
-        f"FROM ./{GGUF}",
-        f'TEMPLATE """{{{{ if .System }}}}{head}{{{{ else }}}}{heads[1]}{{{{ end }}}}{turn}"""',
-        *([f'SYSTEM """{like.system}"""'] if like.system else []),
-        *(f'PARAMETER stop "{stop}"' for stop in stops),
-        "PARAMETER temperature 0",
-    ]
-    return "\n".join(lines) + "\n"
+    lines = [f"FROM ./{GGUF}"]
+    lines.append(f'TEMPLATE """{{{{ if .System }}}}{head}{{{{ else }}}}{heads[1]}{{{{ end }}}}{turn}"""')
+    if like.system:
+        lines.append(f'SYSTEM """{like.system}"""')
+    for stop in stops:
+        lines.append(f'PARAMETER stop "{stop}"')
+    lines.append("PARAMETER temperature 0\n")
+    return "\n".join(lines)
 
 
 def _with_tools(head: str, with_tools: str) -> str:
@@ -173,23 +173,26 @@ def _readme(card: Mapping[str, Sequence[tables.Row]], place: str, base_model: st
     """The model card: what was passed in, and how to use the folder `place`, "" where there is the adapter alone."""
     from huggingface_hub import ModelCardData
 
-    hub_id = base_model.count("/") == 1 and not Path(base_model).exists()
-    front = ModelCardData(
-        base_model=base_model if hub_id else None,
-        pipeline_tag="text-generation",
-        library_name="transformers" if place == "." else "peft",
-    )
-    system = f" and this system text:\n\n> {like.system}\n" if like.system else ", without a system text of its own"
-    use = (
-        USE.format(folder=place, gguf=GGUF, system=system, tools=" with tools" * bool(like.tools))
-        if place
-        else f"{ADAPTER_ALONE}\n\nIt was trained{system}"
-    )
+    front = ModelCardData(pipeline_tag="text-generation", library_name="peft")
+    if place == ".":
+        front.library_name = "transformers"
+    if base_model.count("/") == 1 and not Path(base_model).exists():  # an id of the hub
+        front.base_model = base_model
+    system, tools = ", without a system text of its own", ""
+    if like.system:
+        system = f" and this system text:\n\n> {like.system}\n"
+    if like.tools:
+        tools = " with tools"
+    use = f"{ADAPTER_ALONE}\n\nIt was trained{system}"
+    if place:
+        use = USE.format(folder=place, gguf=GGUF, system=system, tools=tools)
+    revision = REVISIONS.get(base_model, "newest")
     parts = [
         f"---\n{front.to_yaml()}\n---",
         f"# {Path(base_model).name}, fine-tuned on legal records",
-        f"Base model: `{base_model}`, revision `{REVISIONS.get(base_model, 'newest')}`. Its licence is on its own page.",
-        *(f"## {title}\n\n{tables.markdown(rows)}" for title, rows in card.items()),
-        f"## How to use it\n\n{use}\n",
+        f"Base model: `{base_model}`, revision `{revision}`. Its licence is on its own page.",
     ]
+    for title, rows in card.items():
+        parts.append(f"## {title}\n\n{tables.markdown(rows)}")
+    parts.append(f"## How to use it\n\n{use}\n")
     return "\n\n".join(parts)

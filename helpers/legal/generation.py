@@ -53,11 +53,12 @@ def generate(model, template, records: Sequence, *, max_new_tokens: int, batch_s
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         ids_BL = pad_sequence(batch, True, pad, padding_side="left")
-        real_BL = pad_sequence([torch.ones_like(ids) for ids in batch], True, 0, padding_side="left")
-        for tokens in write(model, ids_BL, real_BL, greedy, batch_size).tolist():
-            kept = tuple(itertools.takewhile(lambda token: token not in stops, tokens))
-            text = template.tokenizer.decode(kept, skip_special_tokens=True)
-            outcomes.append(Generated(text, kept, stopped=len(kept) < len(tokens)))
+        masks = [torch.ones_like(ids) for ids in batch]
+        real_BL = pad_sequence(masks, True, 0, padding_side="left")
+        for output in write(model, ids_BL, real_BL, greedy, batch_size).tolist():
+            tokens = tuple(itertools.takewhile(lambda token: token not in stops, output))
+            text = template.tokenizer.decode(tokens, skip_special_tokens=True)
+            outcomes.append(Generated(text, tokens, stopped=len(tokens) < len(output)))
     return outcomes
 
 
@@ -66,24 +67,32 @@ def log_probabilities(model, template, prompts: Sequence[str], choices: Sequence
 
     A prompt is read once, and its cache shared by the choices. On XLA a copy on the CPU is asked: prompts have many lengths.
     """
-    model = cpu_copy(model) if model.device.type == "xla" else model
+    if model.device.type == "xla":
+        model = cpu_copy(model)
     model.eval()
     rows = []
     for prompt in prompts:
         ids = template.encode(prompt)
-        endings = [[*template.encode(prompt + each)[len(ids) :], template.stop_token_id] for each in choices]
-        ends_CN = pad_sequence([torch.tensor(each, device=model.device) for each in endings], True)
+        endings = []
+        for choice in choices:
+            tokens = template.encode(prompt + choice)[len(ids) :]
+            endings.append(torch.tensor([*tokens, template.stop_token_id], device=model.device))
         with torch.no_grad():
-            log_p_CN = continued(model, torch.tensor([ids], device=model.device), ends_CN)
-        rows.append([float(log_p_N[: len(each)].sum()) for log_p_N, each in zip(log_p_CN, endings, strict=True)])
+            log_p_CN = continued(model, torch.tensor([ids], device=model.device), pad_sequence(endings, True))
+        row = []
+        for log_p_N, ending_N in zip(log_p_CN, endings, strict=True):
+            row.append(float(log_p_N[: len(ending_N)].sum()))
+        rows.append(row)
     return torch.tensor(rows).numpy()
 
 
 def continued(model, prompt_1L: torch.Tensor, ends_CN: torch.Tensor) -> torch.Tensor:
     """Log-probability of each token of several endings after one prompt, which is read once: [C, N]."""
     read = model(input_ids=prompt_1L, use_cache=True, logits_to_keep=1)
-    first_V, cache = read.logits[0, -1].float().log_softmax(-1), read[CACHE]
+    first_V = read.logits[0, -1].float().log_softmax(-1)
+    cache = read[CACHE]
     cache.batch_repeat_interleave(len(ends_CN))
     logits_CNV = model(input_ids=ends_CN, use_cache=True, **{CACHE: cache}).logits
-    later_CN = logits_CNV[:, :-1].float().log_softmax(-1).gather(-1, ends_CN[:, 1:, None])[..., 0]
+    log_p_CNV = logits_CNV[:, :-1].float().log_softmax(-1)
+    later_CN = log_p_CNV.gather(-1, ends_CN[:, 1:, None])[..., 0]
     return torch.cat([first_V[ends_CN[:, :1]], later_CN], dim=1)

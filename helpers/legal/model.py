@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
 REVISIONS = {QWEN: "7ae557604adf67be50417f59c2c2f167def9a775"}  # of the hub; of other models the newest is read
-LORA_DROPOUT = 0.0
 NO_TPU = (
     "method='qlora': bitsandbytes has no kernels for a TPU. Use method='lora', whose frozen weights take 16 bits there, or "
     "a GPU with use_tpu=False"
@@ -30,7 +29,7 @@ TURN_END = "<|im_end|>"
 
 
 def load_model(
-    params: LegalParameters, runtime: Runtime, *, dropout: float = LORA_DROPOUT
+    params: LegalParameters, runtime: Runtime, *, dropout: float = 0.0
 ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
     """A causal language model on the CPU, ready to be fine-tuned, and its tokeniser.
 
@@ -48,7 +47,9 @@ def load_model(
     options = {"revision": REVISIONS.get(name), "trust_remote_code": False}
     weights = options | {"dtype": dtype}
     if params.method == "qlora":  # Dettmers et al. 2023: NF4, its scales quantised too, products in `dtype`
-        weights["device_map"] = {"": ranks.local() if runtime.kind == "cuda" else "cpu"}
+        weights["device_map"] = {"": "cpu"}
+        if runtime.kind == "cuda":
+            weights["device_map"] = {"": ranks.local()}
         weights["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
@@ -59,10 +60,13 @@ def load_model(
         tokenizer = sample_tokenizer() if name == SAMPLE else AutoTokenizer.from_pretrained(name, **options)
     template = ChatTemplate(tokenizer)
     with tempfile.TemporaryDirectory() as folder, hub.reading(name="base_model", source=name):
+        source = name
         if name == SAMPLE:  # four bits are made where weights are read
-            sample_model(len(tokenizer), tokenizer.eos_token_id, params.seed).save_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder if name == SAMPLE else name, **weights)
-    model.name_or_path = "" if name == SAMPLE else name
+            source = folder
+            sample_model(len(tokenizer), tokenizer.eos_token_id, params.seed).save_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(source, **weights)
+    if name == SAMPLE:
+        model.name_or_path = ""
     set_seed(params.seed)  # of the adapter
     for layer in model.modules():
         if hasattr(layer, "support_avx512bf16_for_cpu"):  # bitsandbytes, where an evaluation rounds the scales for good
@@ -76,8 +80,10 @@ def load_model(
 def set_stop_tokens(generation_config, template: ChatTemplate) -> None:
     """Makes `generation_config` stop at what the model was trained to end with, and at what it stopped at before."""
     before = generation_config.eos_token_id
-    before = before if isinstance(before, list) else [] if before is None else [before]
-    generation_config.eos_token_id = list(dict.fromkeys([*template.stop_token_ids(), *before]))
+    if isinstance(before, int):
+        before = [before]
+    stops = template.stop_token_ids() + (before or [])
+    generation_config.eos_token_id = list(dict.fromkeys(stops))
     generation_config.pad_token_id = template.tokenizer.pad_token_id
 
 
@@ -86,10 +92,12 @@ def frozen_dtype(method: str, precision: str):
     import torch
 
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    return torch.float32 if method == "full" else half.get(precision, torch.float32)
+    if method == "full":
+        return torch.float32
+    return half.get(precision, torch.float32)
 
 
-def apply_lora(model: PreTrainedModel, r: int, *, dropout: float = LORA_DROPOUT) -> PeftModel:
+def apply_lora(model: PreTrainedModel, r: int, *, dropout: float = 0.0) -> PeftModel:
     """LoRA (Hu et al. 2021) on every linear projection but the head: fp32 adapters of rank `r` beside frozen weights.
 
     The update is scaled by 2; dropout is on the adapter's input.
@@ -109,8 +117,9 @@ def sample_tokenizer() -> PreTrainedTokenizerBase:
     from transformers import Qwen2Tokenizer
     from trl.chat_template_utils import qwen2_5_chat_template
 
+    texts = ["\n".join(record.values()) for record in sample_records()]
     tokenizer = Qwen2Tokenizer(chat_template=qwen2_5_chat_template).train_new_from_iterator(
-        ["\n".join(record.values()) for record in sample_records()],
+        texts,
         SAMPLE_VOCABULARY,
         new_special_tokens=["<|im_start|>", TURN_END],
         initial_alphabet=sorted(ByteLevel.alphabet()),

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy, linear, log_softmax
 
 from helpers.machine import xla
 from helpers.machine.decoding import MULTIPLE, base_of
-
-if TYPE_CHECKING:
-    import torch
 
 BLOCK = 1024  # tokens of a block that several short records share
 IGNORED = -100  # label of a token that is read and not learned
@@ -68,20 +68,22 @@ def masks_of(segment_ids_BT: torch.Tensor, config, dtype: torch.dtype):
     One mask in the dtype of the products serves all layers, built on the device from static shapes. A model with sliding
     windows gets a mask for each kind of layer. Padding sees padding, so that no row of a softmax is empty.
     """
-    import torch
-
     position_T = torch.arange(segment_ids_BT.shape[1], device=segment_ids_BT.device)
     distance_TT = position_T[:, None] - position_T[None, :]
-    seen_BTT = (segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]) & (distance_TT >= 0)
-    lowest, window = torch.finfo(dtype).min, getattr(config, "sliding_window", None)
+    same_BTT = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
+    visible_BTT = same_BTT & (distance_TT >= 0)
+    lowest = torch.finfo(dtype).min
+    window = getattr(config, "sliding_window", None)
 
-    def added(seen_BTT):
-        return torch.where(seen_BTT, 0.0, lowest).to(dtype)[:, None]
+    def added(visible_BTT):
+        return torch.where(visible_BTT, 0.0, lowest).to(dtype)[:, None]
 
     if not window or set(layer_kinds(config)) == {FULL}:
-        return added(seen_BTT)
-    near = added(seen_BTT & (distance_TT < window))
-    return {FULL: added(seen_BTT), SLIDING: near} if layer_kinds(config) else near
+        return added(visible_BTT)
+    near = added(visible_BTT & (distance_TT < window))
+    if not layer_kinds(config):
+        return near
+    return {FULL: added(visible_BTT), SLIDING: near}
 
 
 def layer_kinds(config) -> Sequence[str]:
@@ -94,16 +96,20 @@ def summed_loss(model, blocks: dict[str, torch.Tensor], devices: int = 1, tokens
     devices: that a batch is split over along its first axis, in this process (SPMD). A position's label is the next token.
     tokens: of a tile, for each device.
     """
-    import torch
     from peft.helpers import disable_input_dtype_casting
-    from torch.nn.functional import cross_entropy, linear
 
     base = base_of(model)
     config, head = base.config.get_text_config(), base.get_output_embeddings()
     product = linear(head.weight[:1], head.weight[:1])  # has the dtype of products, autocast or not
-    labels_BT, inputs = blocks["labels"], {name: blocks[name] for name in ("input_ids", "position_ids")}
-    inputs |= {"attention_mask": masks_of(blocks["segment_ids"], config, product.dtype), "use_cache": False}
-    target_BT = torch.cat([labels_BT[:, 1:], torch.full_like(labels_BT[:, :1], IGNORED)], dim=1)
+    labels_BT = blocks["labels"]
+    inputs = {
+        "input_ids": blocks["input_ids"],
+        "position_ids": blocks["position_ids"],
+        "attention_mask": masks_of(blocks["segment_ids"], config, product.dtype),
+        "use_cache": False,
+    }
+    nothing_B1 = torch.full_like(labels_BT[:, :1], IGNORED)
+    target_BT = torch.cat([labels_BT[:, 1:], nothing_B1], dim=1)
     if head.bias is not None or any(getattr(config, name, None) not in (None, 1, 1.0) for name in LOGIT_CHANGES):
         logits_BTV = model(**inputs).logits.float()
         return cross_entropy(logits_BTV.flatten(0, 1), target_BT.flatten(), ignore_index=IGNORED, reduction="sum")
@@ -115,9 +121,12 @@ def summed_loss(model, blocks: dict[str, torch.Tensor], devices: int = 1, tokens
             hidden_BTD = base.base_model(**inputs).last_hidden_state
     if "learned_N" in blocks:
         before_N = blocks["learned_N"] - 1
-        hidden_BTD, target_BT = hidden_BTD.flatten(0, 1)[before_N][None], target_BT.flatten()[before_N][None]
+        hidden_BTD = hidden_BTD.flatten(0, 1)[before_N][None]
+        target_BT = target_BT.flatten()[before_N][None]
     tile = max(1, tokens * devices // len(target_BT))
-    again = xla.checkpoint_function() if labels_BT.device.type == "xla" else torch.utils.checkpoint.checkpoint
+    again = torch.utils.checkpoint.checkpoint
+    if labels_BT.device.type == "xla":
+        again = xla.checkpoint_function()
     losses = []
     for hidden, target in zip(hidden_BTD.split(tile, dim=1), target_BT.split(tile, dim=1), strict=True):
         if torch.is_grad_enabled():
@@ -129,9 +138,6 @@ def summed_loss(model, blocks: dict[str, torch.Tensor], devices: int = 1, tokens
 
 def _tile_loss(hidden_BTD, weight_VD, target_BT):
     """No gather: XLA would bring the rows of all devices together for it. A target of -100 is no entry of the vocabulary."""
-    import torch
-    from torch.nn.functional import linear, log_softmax
-
     log_p_BTV = log_softmax(linear(hidden_BTD.to(weight_VD.dtype), weight_VD), dim=-1, dtype=torch.float32)
     hit_BTV = target_BT[..., None] == torch.arange(len(weight_VD), device=target_BT.device)
     return -torch.where(hit_BTV, log_p_BTV, 0.0).sum()

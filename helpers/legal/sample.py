@@ -7,7 +7,7 @@ are invented (2071 or later), so that nothing can be taken for law in force. The
 import random
 
 RECORDS = 300
-HOLDS = 0.7  # how often each of the two conditions does
+CHANCE = 0.7  # of each of the two conditions
 ACTS = {
     "Night Bakers Act 2077": "missed rest",
     "Shared Pets Act 2086": "a broken promise",
@@ -33,17 +33,25 @@ def _draw(generator: random.Random) -> dict[str, str]:
     act = generator.choice(list(ACTS))
     claimant, defendant = generator.sample(PEOPLE, 2)
     home, other = generator.sample(TOWNS, 2)
-    differ, above = generator.random() < HOLDS, generator.random() < HOLDS
-    other = other if differ else home
-    limit, amount = sorted((10 * number for number in generator.sample(range(10, 100), 2)), reverse=not above)
+    differ, above = generator.random() < CHANCE, generator.random() < CHANCE
+    amounts = [10 * number for number in generator.sample(range(10, 100), 2)]
+    limit, amount = sorted(amounts, reverse=not above)
+    towns, size = "different towns", "less"
+    if not differ:
+        other, towns = home, "the same town"
+    if above:
+        size = "more"
+    conclusion, answer = "Not both hold, so the claim is not heard", "No"
+    if differ and above:
+        conclusion, answer = "Both hold, so the claim is heard", "Yes"
     steps = [
-        f"{home} and {other} are {'different towns' if differ else 'the same town'}.",
-        f"{amount} is {'more' if above else 'less'} than {limit}.",
-        f"{'Both hold' if differ and above else 'Not both hold'}, so the claim is {'' if differ and above else 'not '}heard.",
+        f"Step 1: {home} and {other} are {towns}.",
+        f"Step 2: {amount} is {size} than {limit}.",
+        f"Step 3: {conclusion}.",
     ]
     return {
         "question": f"{claimant} of {home} sues {defendant} of {other} for {ACTS[act]} and asks for {amount} crowns. The {act} hears a "
         f"claim between different towns for more than {limit} crowns. Is it heard?",
-        "reasoning": "\n".join(f"Step {number}: {step}" for number, step in enumerate(steps, 1)),
-        "answer": "Yes" if differ and above else "No",
+        "reasoning": "\n".join(steps),
+        "answer": answer,
     }

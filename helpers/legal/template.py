@@ -49,8 +49,8 @@ class ChatTemplate:
         question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
         self.writes_system = self._writes({"role": "system", "content": MARK}, question)
         self.writes_name = self._writes(question | {"name": MARK})
-        keys = [key for key in REASONING if self._writes(question, answer | {key: MARK})]
-        self.reasoning_key = keys[0] if keys else None
+        keys = (key for key in REASONING if self._writes(question, answer | {key: MARK}))
+        self.reasoning_key = next(keys, None)
         self.stop_token_id = self._end_of_turn([question, answer | {"content": MARK}])
 
     def text(self, messages: Sequence[Mapping[str, Any]], tools=None, *, ask: bool = False) -> str:
@@ -59,7 +59,7 @@ class ChatTemplate:
         if placed[0]["role"] == "system" and not self.writes_system:
             system, question, *rest = placed
             placed = [question | {"content": f"{system['content']}\n\n{question['content']}"}, *rest]
-        return self._rendered(placed, list(tools) if tools else None, ask)
+        return self._rendered(placed, list(tools or ()) or None, ask)
 
     def prompt(self, record) -> str:
         """What a record asks, up to where the model has to write its last message."""
@@ -71,7 +71,9 @@ class ChatTemplate:
     def stop_token_ids(self) -> list[int]:
         """What ends a generation: the end of a turn and, where it is another token, the end of a text."""
         own = self.tokenizer.eos_token_id
-        return [self.stop_token_id] if own in (None, self.stop_token_id) else [self.stop_token_id, own]
+        if own in (None, self.stop_token_id):
+            return [self.stop_token_id]
+        return [self.stop_token_id, own]
 
     def check(self, record, first: int) -> None:
         """Raises Unusable where the template leaves out a part of a message or the tools, or a text spells out a special token.
@@ -91,7 +93,10 @@ class ChatTemplate:
                 mark = f"{MARK}-{number}-{key}-"
                 marks[mark] = key, role
                 if key == "tool_calls":
-                    copy[key] = [call | {"function": call["function"] | {"name": mark}} for call in value]
+                    copy[key] = []
+                    for call in value:
+                        function = call["function"] | {"name": mark}
+                        copy[key].append(call | {"function": function})
                 elif isinstance(value, str):
                     copy[key] = mark
                 else:
@@ -111,7 +116,8 @@ class ChatTemplate:
     def _placed(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message with its reasoning and its name where the template writes them."""
         message = dict(message)
-        if reasoning := message.pop(REASONING[0], None):
+        reasoning = message.pop(REASONING[0], None)
+        if reasoning:
             if self.reasoning_key:
                 message[self.reasoning_key] = reasoning
             else:

@@ -33,8 +33,6 @@ from .packing import BLOCK, FixedBlocks, count_blocks, summed_loss
 from .parameters import NOTEBOOK, LegalParameters, recipe
 from .training import IGNORED, LegalTrainer
 
-__all__ = ["NOTEBOOK", "planned"]
-
 BLOCKS_A_RECORD = 0.12  # of 1,000 tokens, of the sample, a fifth of which is held out
 BITS = 4.127  # a weight in NF4 with double quantisation (Dettmers et al. 2023, section 3)
 CELLS_FILE, MEASURED_FILE = (
@@ -85,15 +83,18 @@ def plan_of(
     model, rows, records: Records, length: int, params: LegalParameters, machine: Runtime
 ) -> tuple[Plan, Workload, int]:
     """What will run and why, the step that it was counted on, and the tokens of a block, which short records share."""
-    block = length if params.max_length else max(length, BLOCK)  # into short blocks little fits beside another
-    answer = most_tokens(sum(label != IGNORED for label in labels) for labels in rows["test"]["labels"])
-    prompt = max(len(ids) for name in ("train", "test") for ids in rows[name]["input_ids"])
+    block = length
+    if not params.max_length:
+        block = max(length, BLOCK)  # into short blocks little fits beside another
+    answers = [len(labels) - labels.count(IGNORED) for labels in rows["test"]["labels"]]
+    train_lengths = [len(ids) for ids in rows["train"]["input_ids"]]
+    test_lengths = [len(ids) for ids in rows["test"]["input_ids"]]
     choices = len(records.choices), 1 + max(map(len, records.choices), default=0)  # a token has a letter at least
     if machine.family == "xla":
         choices = 0, 0  # the host gives the likelihood of labels
-    longest = {"prompt": prompt, "answer": answer, "choices": choices}
+    longest = {"prompt": max(train_lengths + test_lengths), "answer": most_tokens(answers), "choices": choices}
     step = workload(model, params.base_model, block, params.method, **longest)
-    blocks = count_blocks([*map(len, rows["train"]["input_ids"])], block)
+    blocks = count_blocks(train_lengths, block)
     planned = planner.plan(
         recipe(blocks, block, params.method, machine.device_count),
         step,
@@ -148,24 +149,30 @@ def workload(model, name: str, length: int, method: str, **longest: Any) -> Work
         ids = random.Random(0).choices(range(5, 1_000), k=length)
         return FixedBlocks(length, pad_token_id=0)([{"input_ids": ids, "labels": ids}] * examples)
 
+    counted, optimizer = model, "adamw"
+    if method == "qlora":
+        counted, optimizer = _counted_in_four_bits(model), "paged_adamw_8bit"
     return Workload(
         notebook=NOTEBOOK,
         name=name,
-        model=_counted_in_four_bits(model) if method == "qlora" else model,
+        model=counted,
         batch=batch,
         loss=lambda model, blocks: summed_loss(model, blocks) / blocks["labels"].numel(),
         evaluation=functools.partial(ask_the_most, **{"prompt": length, "answer": most_tokens([length])} | longest),
         length=length,
         parameters=model.num_parameters(),  # transformers counts both of two that one number holds
-        optimizer="paged_adamw_8bit" if method == "qlora" else "adamw",
+        optimizer=optimizer,
     )
 
 
 def _counted_in_four_bits(model):
     """The model with its own weights, but for frozen projections: as large as QLoRA keeps them, and without numbers."""
-    frozen = [getattr(layer, "base_layer", None) for layer in model.modules()]
-    instead = {id(each): _FourBit(each) for each in frozen if isinstance(each, torch.nn.Linear)}
-    return copy.deepcopy(model, {id(weight): weight for weight in model.parameters()} | instead)
+    copies = {id(weight): weight for weight in model.parameters()}
+    for layer in model.modules():
+        frozen = getattr(layer, "base_layer", None)
+        if isinstance(frozen, torch.nn.Linear):
+            copies[id(frozen)] = _FourBit(frozen)
+    return copy.deepcopy(model, copies)
 
 
 class _FourBit(torch.nn.Module):
