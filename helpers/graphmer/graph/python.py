@@ -73,9 +73,11 @@ _OF_CALLS_ALONE = ("with", "awaited")
 
 def read_python(module: Module, content: bytes) -> Module:
     """Fills `module`. Raises what `ast.parse` does."""
-    tree, extent = ast.parse(content), "package" if module.is_package else "module"
+    tree = ast.parse(content)
+    kind_of_module = "package" if module.is_package else "module"
+    name = module.id.rpartition(".")[2]
     lines = (1, content.count(b"\n") + 1)
-    module.entities.append(Entity(module.id, extent, module.id.rpartition(".")[2], DEFINED, module.id, *lines))
+    module.entities.append(Entity(module.id, kind_of_module, name, DEFINED, module.id, *lines))
     todo = module.todo
     todo.append((module.scope, [tree.body]))
     for scope, stack in todo:  # grows: functions and classes are read after what surrounds them
@@ -97,7 +99,8 @@ def read_python(module: Module, content: bytes) -> Module:
                 if kind in _HANDLERS:
                     _HANDLERS[kind](node, scope, stack)
                 else:
-                    stack += [getattr(node, field) for field in getattr(kind, "_fields", ())[::-1]]
+                    fields = getattr(kind, "_fields", ())
+                    stack += [getattr(node, field) for field in reversed(fields)]
     todo.clear()
     return module
 
@@ -109,7 +112,9 @@ def read_python(module: Module, content: bytes) -> Module:
 def _used_fields(kind: type) -> list[tuple[str, str]]:
     fields = []
     for field in getattr(kind, "_fields", ()):
-        use = _USES_OF_VALUES.get(kind) if field == "value" else _USES.get(field)
+        use = _USES.get(field)
+        if field == "value":
+            use = _USES_OF_VALUES.get(kind)
         if use and kind is not ast.BoolOp:
             fields.append((field, use))
     return fields
@@ -123,7 +128,9 @@ def _mark(node: ast.AST | list | None, use: str) -> None:
             part = part.value
         if type(part) is ast.Tuple and use in ("caught", "tested"):
             _mark(part.elts, use)
-        is_used_so = use in _OF_CALLS if type(part) is ast.Call else type(part) in _NAMES and use not in _OF_CALLS_ALONE
+        is_used_so = type(part) in _NAMES and use not in _OF_CALLS_ALONE
+        if type(part) is ast.Call:
+            is_used_so = use in _OF_CALLS
         if is_used_so and (use == "tested" or not hasattr(part, "use")):
             part.use = use
 
@@ -135,23 +142,26 @@ def _name(node: ast.Name | ast.Attribute, scope: Scope) -> None:
     elif type(node) is ast.Attribute and node.attr == "__dict__":
         scope.reads_members = True
     uses = {ast.Store: "written", ast.Del: "deleted"}
-    _mention(scope, uses.get(context, getattr(node, "use", "read")), chain_of(node), node)
+    kind = uses.get(context, getattr(node, "use", "read"))
+    _mention(scope, kind, chain_of(node), node)
 
 
 def _outlives(node: ast.Name | ast.Attribute, scope: Scope) -> bool:
     """Whether a name that is deleted is more than a local variable or an attribute of `self`."""
     if isinstance(node, ast.Name):
         return scope.binder(node.id).kind in ("module", "class")
-    return type(node.value) is not ast.Name or _class_of_self(scope, node.value.id) is None
+    return _class_of_self(scope, node.value) is None
 
 
 def _mention(scope: Scope, kind: str, chain: str, node: ast.AST) -> None:
     line, end = node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]  # what is mentioned has a place
-    scope.module.uses.append(scopes.Use(scope, kind, chain, line, end - 1))
+    use = scopes.Use(scope, kind, chain, line, end - 1)
+    scope.module.uses.append(use)
 
 
 def _call(node, scope, stack):
-    called, arguments, words = node.func, node.args, scope.module.words
+    called, arguments = node.func, node.args
+    words = scope.module.words
     chain, use = chain_of(called), getattr(node, "use", "called")
     name = chain.rpartition(".")[2]
     if type(called) in _NAMES:
@@ -160,7 +170,8 @@ def _call(node, scope, stack):
             scope.reads_members = True
         if name in ("isinstance", "issubclass") and len(arguments) == 2:
             _mark(arguments[1:], "tested")
-            _narrow(scope, arguments[0], arguments[1])
+            kinds = getattr(arguments[1], "elts", arguments[1:])
+            _narrow(scope, arguments[0], kinds)
         elif name == "cast" and arguments:
             _annotation(scope, arguments[0])
             arguments = arguments[1:]
@@ -168,8 +179,10 @@ def _call(node, scope, stack):
             _by_name(name, arguments, scope)
         elif name in ("exec", "eval") and len(arguments) == 1:
             _store(scope, THIS_MODULE, ANYTHING, OPAQUE)
-        elif name == "update" and (owner := _owner_of_table(getattr(called, "value", None))):
-            _store(scope, owner, "", OPAQUE)
+        elif name == "update":
+            owner = _owner_of_table(getattr(called, "value", None))
+            if owner:
+                _store(scope, owner, "", OPAQUE)
     for argument in (*arguments, *node.keywords):
         for part in ast.walk(argument):
             if type(part) is ast.keyword and part.arg:
@@ -180,29 +193,40 @@ def _call(node, scope, stack):
     stack += (called, *arguments, *node.keywords)
 
 
-def _narrow(scope: Scope, tested: ast.expr, kinds: ast.expr | list) -> None:
+def _narrow(scope: Scope, tested: ast.expr, kinds: list[ast.expr]) -> None:
     """`isinstance(x, C)`: a local name or an attribute of `self` may be a C, whatever else is known of it."""
     table = name = None
     if type(tested) is ast.Name:
         table, name = scope.names, tested.id
-    elif type(tested) is ast.Attribute and type(tested.value) is ast.Name:
-        owner = _class_of_self(scope, tested.value.id)
-        table, name = owner.fields if owner else None, tested.attr
+    elif type(tested) is ast.Attribute:
+        owner = _class_of_self(scope, tested.value)
+        if owner:
+            table, name = owner.fields, tested.attr
     if table and name in table:
-        for kind in kinds if type(kinds) is list else getattr(kinds, "elts", [kinds]):
+        for kind in kinds:
             scopes.bind(table, name, _expression(scope, kind, "!"))
 
 
 def _by_name(function: str, arguments: list[ast.expr], scope: Scope) -> None:
     """`getattr(x, "name")` and its like."""
     target, name = arguments[:2]
-    written = name.value if type(name) is ast.Constant and type(name.value) is str else ""
-    use = _BY_NAME[function]
-    if written:
-        _mention(scope, use, f"{chain_of(target)}.{written}", name)
-    if use != "read":
-        for meaning in _meanings(arguments[2], scope) if len(arguments) > 2 else [OPAQUE]:
-            _store(scope, chain_of(target), written, meaning)
+    attribute, use = _string(name), _BY_NAME[function]
+    if attribute:
+        _mention(scope, use, f"{chain_of(target)}.{attribute}", name)
+    if use == "read":
+        return
+    meanings: list[Meaning] = [OPAQUE]
+    if len(arguments) > 2:
+        meanings = _meanings(arguments[2], scope)
+    for meaning in meanings:
+        _store(scope, chain_of(target), attribute, meaning)
+
+
+def _string(node: ast.AST | None) -> str:
+    """What a literal string holds; "" for all else."""
+    if type(node) is ast.Constant and type(node.value) is str:
+        return node.value
+    return ""
 
 
 def _owner_of_table(table: ast.expr | None) -> str:
@@ -210,7 +234,9 @@ def _owner_of_table(table: ast.expr | None) -> str:
     if type(table) is ast.Attribute and table.attr == "__dict__":
         return chain_of(table.value)
     if type(table) is ast.Call and chain_of(table) in ("globals()", "vars()", "locals()"):
-        return chain_of(table.args[0]) if table.args else THIS_MODULE
+        if not table.args:
+            return THIS_MODULE
+        return chain_of(table.args[0])
     return ""
 
 
@@ -225,25 +251,31 @@ def _store(scope: Scope, chain: str, name: str, meaning: Meaning) -> None:
 
 def _expression(scope: Scope, node: ast.AST, end: str = "") -> Meaning:
     chain = chain_of(node)
-    return OPAQUE if chain[0] == "?" else Expression(chain + end, scope)
+    if chain[0] == "?":
+        return OPAQUE
+    return Expression(chain + end, scope)
 
 
 def _meanings(value: ast.AST, scope: Scope) -> list[Meaning]:
     """What a name may be bound to by `name = value`."""
-    if isinstance(value, ast.BoolOp | ast.IfExp):
-        parts = value.values if isinstance(value, ast.BoolOp) else [value.body, value.orelse]
-        return [meaning for part in parts for meaning in _meanings(part, scope)]
+    if isinstance(value, ast.IfExp):
+        return _meanings(value.body, scope) + _meanings(value.orelse, scope)
+    if isinstance(value, ast.BoolOp):
+        meanings = []
+        for part in value.values:
+            meanings += _meanings(part, scope)
+        return meanings
     if type(value) is ast.Constant and value.value is None:
         return [NOTHING]
     return [_expression(scope, value)]
 
 
-def _class_of_self(scope: Scope, name: str) -> Scope | None:
+def _class_of_self(scope: Scope, node: ast.expr) -> Scope | None:
     """The class whose method calls its instance so, here or in a function around."""
-    while scope.kind in ("function", "block"):
-        if name == scope.self_name:
+    while type(node) is ast.Name and scope.kind in ("function", "block"):
+        if node.id == scope.self_name:
             return scope.parent
-        if name in scope.names:
+        if node.id in scope.names:
             return None
         scope = scope.outer
     return None
@@ -256,27 +288,28 @@ def _bind(scope: Scope, target: ast.Name | ast.Attribute, meaning: Meaning) -> N
         scopes.bind(scope.names, name, meaning)
     else:
         name = target.attr
-        owner = _class_of_self(scope, target.value.id) if type(target.value) is ast.Name else None
+        owner = _class_of_self(scope, target.value)
         if owner is None:
             _store(scope, chain_of(target.value), name, meaning)
             return
         scope = owner
         scopes.bind(scope.fields, name, meaning)
     if scope.kind in ("module", "class"):
-        scope.define("field" if scope.kind == "class" else "variable", name, _lines(target))
+        kind = "field" if scope.kind == "class" else "variable"
+        scope.define(kind, name, _lines(target))
 
 
 def _lines(node: ast.AST) -> tuple[int, int]:
     return node.lineno, node.end_lineno  # type: ignore[attr-defined]  # what is defined has a place
 
 
-def _export(scope: Scope, names: ast.AST | None) -> None:
-    if isinstance(names, ast.List | ast.Tuple):
-        module = scope.module
-        written = [element for element in names.elts if isinstance(element, ast.Constant)]
-        module.exports = (module.exports or set()) | {str(element.value) for element in written}
-        for element in written:
-            _mention(scope, "exported", str(element.value), element)
+def _export(scope: Scope, table: ast.AST | None) -> None:
+    if isinstance(table, ast.List | ast.Tuple):
+        exports = scope.module.exports = scope.module.exports or set()
+        for element in table.elts:
+            if isinstance(element, ast.Constant):
+                exports.add(str(element.value))
+                _mention(scope, "exported", str(element.value), element)
 
 
 # ---- statements and expressions that bind, define or say more than a call
@@ -284,20 +317,25 @@ def _export(scope: Scope, names: ast.AST | None) -> None:
 
 def _function(node, scope, stack):
     name, module = node.name, scope.module
-    parts = [part for part in ast.walk(node.args) if type(part) is ast.arg]
-    _annotation(scope, node.returns, *(part.annotation for part in parts))
+    _annotation(scope, node.returns)
+    for part in ast.walk(node.args):
+        if type(part) is ast.arg:
+            _annotation(scope, part.annotation)
     decorators = [chain_of(_called(decorator)) for decorator in node.decorator_list]
     _defaults(node.args, stack)
     stack.append(node.decorator_list)
     if any(chain.rpartition(".")[2] == "overload" for chain in decorators):
-        scope.module.uses.append(scopes.Use(scope, "overloaded", name, node.lineno, node.col_offset))
+        use = scopes.Use(scope, "overloaded", name, node.lineno, node.col_offset)
+        module.uses.append(use)
         return  # the implementation is what is defined
 
     in_class = scope.kind == "class"
     if any(decorator in (f"{name}.setter", f"{name}.getter", f"{name}.deleter") for decorator in decorators):
         entity = f"{scope.prefix}{name}"  # the same property
     else:
-        kind = ("constructor" if name == "__init__" else "method") if in_class else "function"
+        kind = "method" if in_class else "function"
+        if in_class and name == "__init__":
+            kind = "constructor"
         entity = _defined(kind, node, scope)
         _decorated(node, entity, scope)
     inner = Scope("function", entity, f"{entity}.<locals>.", scope, module)
@@ -310,7 +348,8 @@ def _function(node, scope, stack):
         first = parameters.pop(0).arg
         is_instance = name not in _CLASS_METHODS and "classmethod" not in decorators
         inner.names[first] = [Known(Value(scope.owner, is_instance, False))]
-        inner.self_name = first if is_instance else None
+        if is_instance:
+            inner.self_name = first
     for rest, chain in ((node.args.vararg, "<tuple>"), (node.args.kwarg, "<dict>")):
         if rest:
             inner.names[rest.arg] = [Expression(chain, inner)]
@@ -351,23 +390,26 @@ def _defined(kind: str, node: ast.FunctionDef | ast.ClassDef, scope: Scope) -> s
     return entity
 
 
-def _annotation(scope: Scope, *nodes: ast.expr | None) -> None:
-    """Mentions every name in annotations, also in one that is a string."""
-    for node in nodes:
-        for part in ast.walk(node) if node else ():
-            if type(part) in _NAMES:
-                _mention(scope, "annotated", chain_of(part), part)
-            elif inner := _written_type(part):
-                for name in ast.walk(inner):
-                    if type(name) in _NAMES:
-                        _mention(scope, "annotated", chain_of(name), part)
+def _annotation(scope: Scope, node: ast.expr | None) -> None:
+    """Mentions every name in an annotation, also in one that is a string."""
+    if node is None:
+        return
+    for part in ast.walk(node):
+        inner = _written_type(part)
+        if type(part) in _NAMES:
+            _mention(scope, "annotated", chain_of(part), part)
+        elif inner:
+            for name in ast.walk(inner):
+                if type(name) in _NAMES:
+                    _mention(scope, "annotated", chain_of(name), part)
 
 
 def _written_type(node: ast.AST | None) -> ast.expr | None:
     """The annotation that is written in a string."""
-    if type(node) is ast.Constant and type(node.value) is str:
+    text = _string(node)
+    if text:
         with contextlib.suppress(SyntaxError, ValueError):
-            return ast.parse(node.value.strip(), mode="eval").body
+            return ast.parse(text.strip(), mode="eval").body
     return None
 
 
@@ -379,9 +421,12 @@ def _declared(annotation: ast.AST | None, scope: Scope) -> list[Meaning]:
             meanings.append(NOTHING)
         elif chain.rpartition(".")[2] == "Self" and scope.kind == "class":
             meanings.append(Known(Value(scope.owner, True, False)))
+        elif chain[0] == "?":
+            meanings.append(OPAQUE)
+        elif chain[-1] == "^":
+            meanings.append(Expression(chain, scope))
         else:
-            end = "" if chain[-1] == "^" else "!"
-            meanings.append(OPAQUE if chain[0] == "?" else Expression(chain + end, scope))
+            meanings.append(Expression(f"{chain}!", scope))
     return meanings
 
 
@@ -411,10 +456,14 @@ def _class(node, scope, stack):
     _decorated(node, entity, scope)
     stack += (node.keywords, node.bases, node.decorator_list)
     inner = Scope("class", entity, f"{entity}.", scope, scope.module)
-    if any(chain_of(_called(decorator)).rpartition(".")[2] in _MAKE_CONSTRUCTORS for decorator in node.decorator_list):
-        inner.names["__init__"] = [OPAQUE]
+    for decorator in node.decorator_list:
+        chain = chain_of(_called(decorator))
+        if chain.rpartition(".")[2] in _MAKE_CONSTRUCTORS:
+            inner.names["__init__"] = [OPAQUE]
     for base in node.bases:
-        inner.bases.append(("inherits_from", chain_of(base.value if type(base) is ast.Subscript else base)))
+        if type(base) is ast.Subscript:
+            base = base.value
+        inner.bases.append(("inherits_from", chain_of(base)))
     for keyword in node.keywords:
         if keyword.arg == "metaclass":
             inner.metaclass = chain_of(keyword.value)
@@ -430,8 +479,11 @@ def _assign(node, scope, stack):
             continue
         stack.append(target)
         if type(target) is ast.Subscript:
-            key = str(target.slice.value) if type(target.slice) is ast.Constant else ""
-            if owner := _owner_of_table(target.value):
+            key = ""
+            if type(target.slice) is ast.Constant:
+                key = str(target.slice.value)
+            owner = _owner_of_table(target.value)
+            if owner:
                 _store(scope, owner, key, _expression(scope, node.value))
             elif key and chain_of(target.value) == "sys.modules":
                 _store(scope, f"{key}:", ANYTHING, OPAQUE)
@@ -477,15 +529,20 @@ def _walrus(node, scope, stack):
 
 
 def _except(node, scope, stack):
-    caught = node.type.elts if type(node.type) is ast.Tuple else [node.type] if node.type else []
-    if node.name:
-        scope.bind(node.name, _expression(scope, caught[0], "!") if len(caught) == 1 else OPAQUE)
+    caught = _elements(node.type)
+    if node.name and len(caught) == 1:
+        scope.bind(node.name, _expression(scope, caught[0], "!"))
+    elif node.name:
+        scope.bind(node.name, OPAQUE)
     stack += (node.body, node.type)
 
 
 def _return(node, scope, stack):
     if scope.kind == "function":
-        for meaning in _meanings(node.value, scope) if node.value else [NOTHING]:
+        meanings = [NOTHING]
+        if node.value:
+            meanings = _meanings(node.value, scope)
+        for meaning in meanings:
             scopes.bind(scope.module.returned, scope.owner, meaning)
     stack.append(node.value)
 
@@ -516,50 +573,55 @@ def _nonlocal(node, scope, stack):
 
 def _import(node, scope, stack):
     for alias in node.names:
-        first = alias.name.partition(".")[0]
-        imported = alias.name if alias.asname else first
-        scope.bind(alias.asname or first, Expression(f"{imported}:", scope))
+        if alias.asname:
+            scope.bind(alias.asname, Expression(f"{alias.name}:", scope))
+        else:
+            first = alias.name.partition(".")[0]
+            scope.bind(first, Expression(f"{first}:", scope))
         _mention(scope, "imported", f"{alias.name}:", alias)
 
 
 def _import_from(node, scope, stack):
     origin = "." * node.level + (node.module or "")
     for alias in node.names:
-        _mention(scope, "imported", f"{origin}:{alias.name}", alias)
+        chain = f"{origin}:{alias.name}"
+        _mention(scope, "imported", chain, alias)
         if alias.name == "*":
             scope.module.stars.append((origin, node.lineno))
         else:
-            scope.bind(alias.asname or alias.name, Expression(f"{origin}:{alias.name}", scope))
+            scope.bind(alias.asname or alias.name, Expression(chain, scope))
 
 
 def _capture(node, scope, stack):
-    if name := node.rest if type(node) is ast.MatchMapping else node.name:
+    name = node.rest if type(node) is ast.MatchMapping else node.name
+    if name:
         scope.bind(name, OPAQUE)
     stack += ast.iter_child_nodes(node)
 
 
 def _match(node, scope, stack):
     for case in node.cases:
-        _narrow(scope, node.subject, [part.cls for part in ast.walk(case.pattern) if type(part) is ast.MatchClass])
+        classes = [part.cls for part in ast.walk(case.pattern) if type(part) is ast.MatchClass]
+        _narrow(scope, node.subject, classes)
     stack += (node.cases, node.subject)
 
 
 def chain_of(node: ast.AST) -> str:
-    names = ""
+    rest = ""
     while True:
         if isinstance(node, ast.Attribute):
-            names = f".{node.attr}{names}"
+            rest = f".{node.attr}{rest}"
             node = node.value
         elif isinstance(node, ast.Name):
-            return node.id + names
+            return node.id + rest
         elif isinstance(node, ast.Call):
             function = chain_of(node.func)
             if function.rpartition(".")[2] in _WITH_ARGUMENT and node.args and "(" not in function:
-                return f"{function}({chain_of(node.args[0])}){names}"
-            names = f"(){names}"
+                return f"{function}({chain_of(node.args[0])}){rest}"
+            rest = f"(){rest}"
             node = node.func
         elif isinstance(node, ast.Await):
-            names = f"~{names}"
+            rest = f"~{rest}"
             node = node.value
         elif isinstance(node, ast.NamedExpr):
             node = node.value
@@ -567,9 +629,16 @@ def chain_of(node: ast.AST) -> str:
             root = _LITERALS.get(type(node))
             if isinstance(node, ast.Constant) and isinstance(node.value, _CONSTANTS):
                 root = f"<{type(node.value).__name__}>"
-            if root is None:
-                return "?." + names.rpartition(".")[2] if names else "?"
-            return root + names
+            if root:
+                return root + rest
+            if rest:
+                return f"?.{rest.rpartition('.')[2]}"
+            return "?"
+
+
+def _elements(node: ast.expr) -> list[ast.expr]:
+    """Of a tuple its elements."""
+    return node.elts if type(node) is ast.Tuple else [node]
 
 
 def declared_types(node: ast.AST | None) -> list[str]:
@@ -583,17 +652,25 @@ def declared_types(node: ast.AST | None) -> list[str]:
         name = outer.rpartition(".")[2]
         if name in ("type", "Type"):
             return [f"{chain}!^" for chain in declared_types(node.slice)]
+        if name == "Literal":
+            return ["?"]
         if name not in _TYPE_OPERATORS:
-            return ["?" if name == "Literal" else outer]
-        parts = node.slice.elts if type(node.slice) is ast.Tuple else [node.slice]
+            return [outer]
+        parts = _elements(node.slice)
+        if name != "Union":
+            parts = parts[:1]
         types = []
-        for part in parts if name == "Union" else parts[:1]:
+        for part in parts:
             types += declared_types(part)
-        return [*types, "None"] if name == "Optional" else types
+        if name == "Optional":
+            types.append("None")
+        return types
     if isinstance(node, ast.Constant) and node.value is None:
         return ["None"]
     inner = _written_type(node)
-    return declared_types(inner) if inner else ["?"]
+    if inner is None:
+        return ["?"]
+    return declared_types(inner)
 
 
 _HANDLERS = {
