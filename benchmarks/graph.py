@@ -271,7 +271,7 @@ def resolver(package: Path) -> tuple[Callable[[Site, int], set[str]], ...]:
         for use in repository.mentions(file):
             places[str(package / file), use.line, use.column] = (names, use)
     defined = defaultdict(set)
-    for name, (_, entity) in repository.entities.items():
+    for name, entity in repository.entities.items():
         if entity.type in ("function", "method", "class", "exception"):
             defined[entity.name].add(name)
 
@@ -484,7 +484,7 @@ def references(packages: Packages, package: Path, files: list[str], most: int) -
 
     asked, server = Asked(package), Basedpyright(package, packages.python)
     places = {}
-    for name, (_, entity) in sorted(asked.repository.entities.items()):
+    for name, entity in sorted(asked.repository.entities.items()):
         is_code = entity.type in ("function", "method", "class", "exception") and "#" not in name
         file = str(package / asked.repository.files.get(entity.module, ""))
         if is_code and "<" not in name and not entity.name.startswith("__") and file in files:

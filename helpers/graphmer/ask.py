@@ -8,6 +8,7 @@ What only running would tell is never called known. No model guesses here: in no
 
 import contextlib
 import difflib
+import itertools
 import re
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ from helpers.data.words import code_words
 from .graph.knowledge_graph import Entity, unresolved
 from .graph.repository import Repository
 from .graph.resolution import Resolver, Targets, join, only
-from .graph.scopes import Expression, Known, Module, Scope, Use, Value
+from .graph.scopes import Expression, Known, Meaning, Module, Scope, Use, Value
 
 KNOWN = "known"
 OVERRIDDEN = "overridden"
@@ -94,11 +95,12 @@ class Asked:
         self.repository.refresh()
         group = self.group(name)
         if relation == "calls":
-            return self._answers([site for entity in group for site in self._called(entity)])
+            called = map(self._called, group)
+            return self._answers(itertools.chain.from_iterable(called))
         sites = self.uses(name, infer)
         if relation == "impact":
             unproved = [site for site in sites if site.status not in (KNOWN, OVERRIDDEN)]
-            return [*self._impact(group, sites), *self._answers(unproved)]
+            return self._impact(group, sites) + self._answers(unproved)
         return self._answers(sites) or self._answers(self._texts(group))
 
     def uses(self, name: str, infer: bool = True) -> list[Site]:
@@ -106,8 +108,11 @@ class Asked:
         group = self.group(name)
         sites = self._sites(group)
         if infer:
-            return [*self._inferred(group, sites)]
-        return [site._replace(status=OPEN) if site.status == INFERRED else site for site in sites]
+            return list(self._inferred(group, sites))
+        for place, site in enumerate(sites):
+            if site.status == INFERRED:
+                sites[place] = site._replace(status=OPEN)
+        return sites
 
     def report(self, name: str, relation: str, most: int) -> dict[str, Any]:
         """`answers` as JSON: how many of each status, at most `most` of each, and the files that could not be read."""
@@ -115,7 +120,8 @@ class Asked:
         count = Counter(answer.status for answer in answers)
         rows = []
         for status in count:
-            rows += [answer._asdict() for answer in answers if answer.status == status][:most]
+            of_status = [answer._asdict() for answer in answers if answer.status == status]
+            rows += of_status[:most]
         word = _without_parameters(name).rpartition(".")[2]
         nothing = f"nothing: no file that was read has the word {word!r} elsewhere"
         return {
@@ -132,66 +138,80 @@ class Asked:
     def whole_name(self, name: str) -> str:
         """Of a name, or of the end of one; of several overloads the name of all."""
         group = self.group(name)
-        return group[0] if len(group) == 1 else _without_parameters(group[0])
+        if len(group) == 1:
+            return group[0]
+        return _without_parameters(group[0])
 
     def group(self, name: str) -> list[str]:
         """Names of all definitions that a name means: those of one qualified name, but for parameters."""
         if name in self.repository.entities and name != _without_parameters(name):
             return [name]
-        entities = self.repository.entities.items()
-        names = {one: _without_parameters(one) for one, (_, entity) in entities if entity.type != "parameter"}
-        matches = [one for one, base in names.items() if base == name]
-        ends = (f".{name}", f"/{name}", f":{name}")
-        matches = matches or [one for one, base in names.items() if base.endswith(ends) or one.endswith(ends)]
-        bases = {names[one] for one in matches}
+        base_of = {}
+        for entity in self.repository.entities.values():
+            if entity.type != "parameter":
+                base_of[entity.id] = _without_parameters(entity.id)
+        matches = [match for match, base in base_of.items() if base == name]
+        if not matches:
+            ends = (f".{name}", f"/{name}", f":{name}")
+            matches = [match for match, base in base_of.items() if base.endswith(ends) or match.endswith(ends)]
+        bases = sorted({base_of[match] for match in matches})
         if len(bases) == 1:
             return matches
         if matches:
-            raise ValueError(f"name={name!r}: {len(bases)} have this name: {_some(sorted(bases))}; give a longer one")
-        raise ValueError(f"name={name!r}: none of {len(names):,} definitions has this name; {_near(name, names)}")
+            raise ValueError(f"name={name!r}: {len(bases)} have this name: {_some(bases)}; give a longer one")
+        near = _near(name, base_of.values())
+        raise ValueError(f"name={name!r}: none of {len(base_of):,} definitions has this name; {near}")
 
     # ---- who uses it
 
     def _sites(self, group: list[str]) -> list[Site]:
-        resolver = self.repository.entities[group[0]][0]
-        entities = [self.repository.entities[name][1] for name in group]
-        words_of = self._words(resolver, entities)
+        resolver = self.repository.resolver_of[group[0]]
+        entities = [self.repository.entities[name] for name in group]
         name = entities[0].name
+        candidates = _some(self._candidates(name))
         sites = []
-        for file, words in words_of.items():
+        for file, words in self._words(resolver, entities).items():
             for use in self.repository.mentions(file):
-                last = re.split(r"[/()!~]", use.chain.rpartition(".")[2].rpartition(":")[2], maxsplit=1)[0]
-                if last in words or last == "cls":
-                    site = self._site(resolver, use, entities, file, is_named=last == name)
-                    if site:
-                        sites.append(site)
-        could_be = _some(self._candidates(name))
-        return [site._replace(could_be=could_be) if site.status == OPEN else site for site in sites]
+                end = use.chain.rpartition(".")[2].rpartition(":")[2]
+                word = re.split(r"[/()!~]", end, maxsplit=1)[0]
+                if word not in words and word != "cls":
+                    continue
+                site = self._site(resolver, use, entities, file, is_named=word == name)
+                if site and site.status == OPEN:
+                    site = site._replace(could_be=candidates)
+                if site:
+                    sites.append(site)
+        return sites
 
     def _candidates(self, name: str) -> list[str]:
         """All definitions of a name that a use of it may mean."""
         others = ("module", "package", "parameter")
-        entities = self.repository.entities.items()
-        return [shown for shown, (_, entity) in entities if entity.name == name and entity.type not in others]
+        entities = self.repository.entities.values()
+        return [entity.id for entity in entities if entity.name == name and entity.type not in others]
 
     def _site(self, resolver: Resolver, use: Use, entities: list[Entity], file: str, is_named: bool) -> Site | None:
         """What is said of a mention; None where it is one of something else."""
         ids = {entity.id for entity in entities}
         targets = self._targets(resolver, use, entities[0])
-        meant = [value.entity for value in targets.values if not value.is_instance]
-        methods = [value.entity for value in targets.values if not value.exact and not value.is_instance]
+        definitions = [value for value in targets.values if not value.is_instance]
+        meant = [value.entity for value in definitions]
         status, could_be = OPEN, ""
-        if ids.intersection(meant):
+        if not ids.isdisjoint(meant):
             status = KNOWN
         elif targets.complete and targets.values:
-            if not any(ids.intersection(resolver.overriders(method)) for method in methods):
+            overriders = [resolver.overriders(value.entity) for value in definitions if not value.exact]
+            if ids.isdisjoint(itertools.chain(*overriders)):
                 return None
             status = OVERRIDDEN
         elif not is_named or not self._may_be(resolver, use, entities):
             return None
         if status != OPEN and not targets.one:
-            unproved = INFERRED if len(targets.values) == 1 else OPEN
-            status, could_be = ONE_OF if targets.complete else unproved, _some(meant)
+            could_be = _some(meant)
+            status = OPEN
+            if targets.complete:
+                status = ONE_OF
+            elif len(targets.values) == 1:
+                status = INFERRED
         kind = use.kind
         if _is_read(resolver, entities[0]) and kind not in _OF_VARIABLES:
             kind = "read"
@@ -208,8 +228,10 @@ class Asked:
     def _constructor(self, resolver: Resolver, value: Value) -> Targets:
         if value.is_instance or value.entity not in resolver.classes:
             return only(value)
-        classes = [value.entity] if value.exact else [value.entity, *resolver.subclasses(value.entity)]
-        return join([resolver.constructor(entity) for entity in classes])
+        classes = [value.entity]
+        if not value.exact:
+            classes += resolver.subclasses(value.entity)
+        return join(map(resolver.constructor, classes))
 
     def _may_be(self, resolver: Resolver, use: Use, entities: list[Entity]) -> bool:
         """Whether a mention that is not resolved can be one of these: a local variable of the name is not, unless it is called;
@@ -224,15 +246,15 @@ class Asked:
         return not is_local and entities[0].type not in ("method", "field")
 
     def _fits_java(self, resolver: Resolver, use: Use, entity: Entity, before: str, last: str) -> bool:
-        owner = resolver.classes.get(entity.id.partition("(")[0].rpartition(".")[0])
+        name = entity.id.partition("(")[0]
+        owner = resolver.classes.get(name.rpartition(".")[0])
         if owner is None or not (last.endswith("*") or Known(Value(entity.id)) in owner.names.get(last, ())):
             return False
         if before:
             is_virtual = entity.id.removeprefix(owner.prefix) in owner.names
             return is_virtual and not re.fullmatch(r"[A-Z]\w*", before)
-        scope: Scope | None = (
-            use.scope
-        )  # inherited or imported methods are resolved; a nameless class may inherit from anything
+        # Inherited or imported methods are resolved; a nameless class may inherit from anything.
+        scope: Scope | None = use.scope
         while scope and not scope.hidden:
             scope = scope.parent
         return scope is not None
@@ -243,7 +265,8 @@ class Asked:
         for entity in entities:
             owner = entity.id.rpartition(".")[0]
             if entity.type == "constructor" and owner in resolver.classes:
-                words |= {resolver.defined[one].name for one in (owner, *resolver.subclasses(owner))}
+                for name in (owner, *resolver.subclasses(owner)):
+                    words.add(resolver.defined[name].name)
         has_aliases = not _is_read(resolver, entities[0])
         words_of: dict[str, set[str]] = {}
         todo = [words]
@@ -252,17 +275,18 @@ class Asked:
                 other, module = self.repository.modules[file]
                 if other is not resolver:
                     continue
-                names = words_of.setdefault(file, set()) | shared
-                exported = _add_aliases(module, names) - words if has_aliases else set()
-                words_of[file] = names
-                if exported:
-                    words |= exported
-                    todo.append(exported)
+                file_words = words_of.setdefault(file, set())
+                file_words |= shared
+                if has_aliases:
+                    exported = _add_aliases(module, file_words) - words
+                    if exported:
+                        words |= exported
+                        todo.append(exported)
         return words_of
 
     def _texts(self, group: list[str]) -> Iterator[Site]:
         """Lines with the word of a name that no other answer has: in strings, in comments, or as another thing's name."""
-        _, entity = self.repository.entities[group[0]]
+        entity = self.repository.entities[group[0]]
         word = re.compile(rf"\b{re.escape(entity.name)}\b")
         definitions = [self._defined_at(name) for name in group]
         for file in self.repository.files_with({entity.name}):
@@ -279,10 +303,11 @@ class Asked:
         A method that overrides another is not inferred as the only target: the object may be of the class above.
         """
         definitions = [self._defined_at(name) for name in group]
-        resolver, entity = self.repository.entities[group[0]]
-        family = {below for name in group for below in (name, *resolver.overriders(name))}
+        entity, resolver = self.repository.entities[group[0]], self.repository.resolver_of[group[0]]
+        family = {*group}.union(*map(resolver.overriders, group))
         others = {*self._candidates(entity.name)} - family
-        is_only_one = len(code_words(entity.name)) > 1 and not others and entity.type != "function"
+        has_words = len(code_words(entity.name)) > 1
+        is_only_one = has_words and not others and entity.type != "function"
         is_override = any(family.intersection(resolver.overriders(other)) for other in others)
         scripts: dict[str, Any] = {}
         end = time.monotonic() + _INFERENCE_SECONDS
@@ -290,13 +315,17 @@ class Asked:
             is_inferred = site.status == OPEN and is_only_one
             if site.status == INFERRED and is_override:
                 site = site._replace(status=OPEN)
-            if site.status == OPEN and not is_inferred and site.file.endswith(".py") and time.monotonic() < end:
+            can_be_inferred = site.status == OPEN and site.file.endswith(".py")
+            if can_be_inferred and not is_inferred and time.monotonic() < end:
                 is_inferred = not self._goes_to(site, scripts).isdisjoint(definitions)
-            yield site._replace(status=INFERRED) if is_inferred else site
+            if is_inferred:
+                site = site._replace(status=INFERRED)
+            yield site
 
     def _goes_to(self, site: Site, scripts: dict[str, Any]) -> set[str]:
         """file:line of each definition that jedi finds for a mention; none where it is not installed."""
-        folder, places = self.repository.folder.resolve(), set()
+        folder = self.repository.folder.resolve()
+        places = set()
         with contextlib.suppress(Exception):  # it fails on some code in many ways
             import jedi
 
@@ -304,13 +333,14 @@ class Asked:
                 project = jedi.Project(self.repository.sources.outermost)
                 scripts[site.file] = jedi.Script(path=folder / site.file, project=project)
             for name in scripts[site.file].goto(site.line, site.column, follow_imports=True):
-                places.add(f"{name.module_path.relative_to(folder).as_posix()}:{name.line}")
+                file = name.module_path.relative_to(folder)
+                places.add(f"{file.as_posix()}:{name.line}")
         return places
 
     # ---- what it calls, what a change reaches
 
     def _called(self, name: str) -> Iterator[Site]:
-        resolver, entity = self.repository.entities[name]
+        entity, resolver = self.repository.entities[name], self.repository.resolver_of[name]
         file = self.repository.files.get(entity.module)
         if file is None:
             return
@@ -320,12 +350,15 @@ class Asked:
             place = (use.kind, file, use.line, use.column)
             targets = resolver.mentioned(use.scope, use.chain)
             values = [value.entity for value in targets.values if not value.is_instance]
-            last = use.chain.rpartition(".")[2].partition("/")[0]
-            if not targets.complete and last.isidentifier():
-                yield Site(unresolved(last), OPEN, *place, _some(self._candidates(last)))
-            for value in values if targets.complete else ():
-                others = [other for other in values if other != value]
-                yield Site(value, ONE_OF if others else KNOWN, *place, _some(others))
+            word = use.chain.rpartition(".")[2].partition("/")[0]
+            if targets.complete:
+                for value in values:
+                    others = [other for other in values if other != value]
+                    status = ONE_OF if others else KNOWN
+                    yield Site(value, status, *place, _some(others))
+            elif word.isidentifier():
+                candidates = _some(self._candidates(word))
+                yield Site(unresolved(word), OPEN, *place, candidates)
 
     def _impact(self, group: list[str], sites: list[Site]) -> list[Answer]:
         """All that reach it, each by the fewest uses; what is not proved is not followed."""
@@ -339,7 +372,7 @@ class Asked:
                 combined = OVERRIDDEN if OVERRIDDEN in (status, site.status) else KNOWN
                 [answer] = self._answers([site])
                 reached[site.name] = answer._replace(status=combined, steps=steps + 1)
-                _, entity = self.repository.entities[site.name]
+                entity = self.repository.entities[site.name]
                 if entity.type not in ("module", "package"):
                     todo.append((site.name, combined, steps + 1))
         return [*reached.values()]
@@ -351,18 +384,24 @@ class Asked:
         answers: dict[tuple, Answer] = {}
         for site in sites:
             source = self.repository.line(site.file, site.line)
-            key = (site.name, site.status, site.kind, source if site.status == OPEN else "")
+            key: tuple[str, ...] = (site.name, site.status, site.kind)
+            if site.status == OPEN:
+                key += (source,)
             if key in answers:
-                answers[key] = answers[key]._replace(mentioned=_more(answers[key].mentioned, site.line))
+                mentioned = _more(answers[key].mentioned, site.line)
+                answers[key] = answers[key]._replace(mentioned=mentioned)
                 continue
-            place, defined = self.repository.place(site.file, site.line), self._defined_at(site.name)
+            place = self.repository.place(site.file, site.line)
+            defined = self._defined_at(site.name)
             answers[key] = Answer(site.name, site.status, site.kind, 1, defined, place, source, site.could_be)
-        return sorted(answers.values(), key=lambda answer: (STATUSES.index(answer.status), answer.kind not in CALLS))
+        by_status = sorted(answers.values(), key=lambda answer: answer.kind not in CALLS)
+        return sorted(by_status, key=lambda answer: STATUSES.index(answer.status))
 
     def _defined_at(self, name: str) -> str:
-        _, entity = self.repository.entities.get(name, (None, None))
-        file = self.repository.files.get(entity.module) if entity else None
-        return self.repository.place(file, entity.line) if entity and file and entity.line else ""
+        entity = self.repository.entities.get(name)
+        if entity is None or entity.line == 0 or entity.module not in self.repository.files:
+            return ""
+        return self.repository.place(self.repository.files[entity.module], entity.line)
 
 
 def _is_read(resolver: Resolver, entity: Entity) -> bool:
@@ -372,23 +411,34 @@ def _is_read(resolver: Resolver, entity: Entity) -> bool:
 
 def _add_aliases(module: Module, names: set[str]) -> set[str]:
     """Adds the names that assignments, imports and `return` make other names of the same; returns those that other files see."""
-    aliases = [(name, meaning, True) for _, name, meaning in module.stores]
+    aliases = []
+    for name, meaning, is_exported in _bindings(module):
+        if name and isinstance(meaning, Expression):
+            source = re.findall(r"\w*(?=\)?$)", meaning.chain)[0]  # `f` of `partial(self.f)`
+            aliases.append((name, source, is_exported))
+    exported, count = set(), 0
+    while count < len(names):
+        count = len(names)
+        for name, source, is_exported in aliases:
+            if source in names and source != name:
+                names.add(name)
+                if is_exported:
+                    exported.add(name)
+    return exported
+
+
+def _bindings(module: Module) -> Iterator[tuple[str, Meaning, bool]]:
+    """All names, what each is bound to, and whether other files see it."""
+    for _, name, meaning in module.stores:
+        yield name, meaning, True
     tables = [(module.returned, True)]
     for scope in module.scopes:
-        tables += [(scope.names, scope.kind in ("module", "class")), (scope.fields, True)]
-    for table, is_seen in tables:
+        tables.append((scope.names, scope.kind in ("module", "class")))
+        tables.append((scope.fields, True))
+    for table, is_exported in tables:
         for name, meanings in table.items():
-            aliases += [(name.rpartition(".")[2], meaning, is_seen) for meaning in meanings]
-    exported, before = set(), 0
-    while before < len(names):
-        before = len(names)
-        for name, meaning, is_seen in aliases:
-            if isinstance(meaning, Expression):
-                [source] = re.findall(r"\w*(?=\)?$)", meaning.chain)[:1]  # `f` of `partial(self.f)`
-                if name and source in names and source != name:
-                    names.add(name)
-                    exported |= {name} if is_seen else set()
-    return exported
+            for meaning in meanings:
+                yield name.rpartition(".")[2], meaning, is_exported
 
 
 def _more(mentioned: str, line: int) -> str:
@@ -396,14 +446,21 @@ def _more(mentioned: str, line: int) -> str:
     lines = re.findall(r"\d+", mentioned.rpartition(":")[2])
     if str(line) in lines or mentioned.endswith("..."):
         return mentioned
-    return f"{mentioned}, ..." if len(lines) > 3 else f"{mentioned}, {line}"
+    if len(lines) > 3:
+        return f"{mentioned}, ..."
+    return f"{mentioned}, {line}"
 
 
-def _near(name: str, names: dict[str, str]) -> str:
-    parts = name.count(".") + 1
-    bases = {".".join(base.split(".")[-parts:]): base for base in names.values()}
-    near = [bases[end] for end in difflib.get_close_matches(name, bases, n=5, cutoff=0.7)]
-    return f"did you mean {_some(near)}?" if near else "give the qualified name of a function or class"
+def _near(name: str, bases: Iterable[str]) -> str:
+    length = name.count(".") + 1
+    base_of_end = {}
+    for base in bases:
+        end = base.split(".")[-length:]
+        base_of_end[".".join(end)] = base
+    ends = difflib.get_close_matches(name, base_of_end, n=5, cutoff=0.7)
+    if not ends:
+        return "give the qualified name of a function or class"
+    return f"did you mean {_some([base_of_end[end] for end in ends])}?"
 
 
 def _without_parameters(name: str) -> str:
@@ -411,4 +468,7 @@ def _without_parameters(name: str) -> str:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    text = ", ".join(names[:5])
+    if len(names) > 5:
+        text += f" and {len(names) - 5} more"
+    return text

@@ -105,7 +105,8 @@ class Repository:
 
     def _list(self) -> None:
         """Definitions by their names, modules by their files, and files of modules."""
-        self.entities: dict[str, tuple[Resolver, Entity]] = {}
+        self.entities: dict[str, Entity] = {}
+        self.resolver_of: dict[str, Resolver] = {}  # by the same names
         self.modules: dict[str, tuple[Resolver, Module]] = {}
         self.files: dict[str, str] = {}
         for resolver in self.resolvers:
@@ -113,7 +114,8 @@ class Repository:
                 self.modules[module.record["path"]] = (resolver, module)
                 self.files[module.id] = module.record["path"]
             for name, entity in resolver.defined.items():
-                self.entities.setdefault(name, (resolver, entity))
+                self.entities.setdefault(name, entity)
+                self.resolver_of.setdefault(name, resolver)
 
     def _keep(self) -> None:
         used = {*self._keys.values()}
@@ -130,7 +132,10 @@ class Repository:
         """All definitions, without the relations between them; as far as possible from the user's cache folder."""
         files = [file for file in self.sources.read if file["language"] != "notebook"]
         modules = {file["module"] for file in files}
-        entities = {name: entity for name, (_, entity) in sorted(self.entities.items()) if entity.module in modules}
+        entities = {}
+        for name in sorted(self.entities):
+            if self.entities[name].module in modules:
+                entities[name] = self.entities[name]
         return KnowledgeGraph(entities, (), {"files": files, "failed": self.failed})
 
     def files_with(self, words: set[str]) -> list[str]:
