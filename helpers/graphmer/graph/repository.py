@@ -43,10 +43,12 @@ def load_graph(data_source: str | Path) -> KnowledgeGraph:
     """
     sources = find_sources(folder_of(data_source), include_tests=data_source != SAMPLE)
     with quiet():
-        builds = [Build(resolver) for resolver in read_modules(data_source, sources, _parse)]
-        entities = [entity for build in builds for entity in build.entities]
+        entities, triples = [], set()
+        for resolver in read_modules(data_source, sources, _parse):
+            build = Build(resolver)
+            entities += build.entities
+            triples |= build.triples
         entities.sort(key=lambda entity: entity.status != DEFINED)
-        triples = set().union(*(build.triples for build in builds))
         return build_graph(entities, triples, {"files": sources.read, "failed": sources.failed})
 
 
@@ -60,9 +62,10 @@ class Repository:
 
     def __init__(self, data_source: str | Path):
         self.data_source, self.folder = data_source, folder_of(data_source)
-        name = hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:32]
+        path = str(self.folder.resolve())
+        name = hashlib.sha256(path.encode()).hexdigest()[:32]
         self._cache = cache_folder() / f"{name}.jsonl"
-        self._kept = _kept(self._cache)  # key of a file's content -> line of JSON
+        self._kept = _read_cache(self._cache)  # key of a file's content -> line of JSON
         self._keys: dict[str, str] = {}  # of each file
         self._modules: dict[str, Module] = {}  # by that key
         self._state: list[tuple] | None = None
@@ -118,11 +121,11 @@ class Repository:
                 self.resolver_of.setdefault(name, resolver)
 
     def _keep(self) -> None:
-        used = {*self._keys.values()}
-        self._modules = {key: module for key, module in self._modules.items() if key in used}
+        used = sorted(set(self._keys.values()))
+        self._modules = {key: self._modules[key] for key in used}
         if self._is_new:
-            self._kept = {key: self._kept[key] for key in sorted(used)}
-            body = "\n".join(f"{key} {line}" for key, line in self._kept.items())
+            self._kept = {key: self._kept[key] for key in used}
+            body = "\n".join(map(" ".join, self._kept.items()))
             keep(self._cache, f"{_digest(body)}\n{body}".encode())
             self._is_new = False
 
@@ -141,7 +144,7 @@ class Repository:
     def files_with(self, words: set[str]) -> list[str]:
         """Files in which one of the words occurs."""
         encoded = [word.encode() for word in sorted(words)]
-        pattern = re.compile(b"|".join(rb"\b%b\b" % re.escape(word) for word in encoded))
+        pattern = re.compile(rb"\b(?:%b)\b" % b"|".join(map(re.escape, encoded)))
         files = []
         for file in self.modules:
             content = self.contents[file]
@@ -158,14 +161,18 @@ class Repository:
             empty.label = module.label
             with quiet():
                 fresh = _parse(language, file, empty, self.contents[file])
-            self._mentions[file] = [use._replace(scope=module.scopes[use.scope.number]) for use in fresh.uses]
+            self._mentions[file] = []
+            for use in fresh.uses:
+                scope = module.scopes[use.scope.number]
+                self._mentions[file].append(use._replace(scope=scope))
         return self._mentions[file]
 
     def place(self, file: str, line: int) -> str:
         """`file:line`, of a notebook also the cell."""
         if file.endswith(".ipynb"):
             _, cells = notebook_code(self.contents[file])
-            cell, first = [cell for cell in cells if cell[1] <= line][-1]
+            begun = [cell for cell in cells if cell[1] <= line]
+            cell, first = begun[-1]
             return f"{file} cell {cell}:{line - first + 1}"
         return f"{file}:{line}"
 
@@ -242,7 +249,8 @@ def _python(sources: Sources, read: Reader) -> Resolver:
         place = imports.paths[path]
         empty = Module(names[place], place, place in imports.packages)
         language = "notebook" if file.endswith(".ipynb") else "python"
-        if module := sources.parse(file, language, partial(read, language, file, empty)):
+        module = sources.parse(file, language, partial(read, language, file, empty))
+        if module:
             modules[module.id] = module
     return Resolver(modules, imports)
 
@@ -251,12 +259,17 @@ def _java(sources: Sources, read: Reader) -> Iterator[Resolver]:
     """All files together; where two projects define one type, those of each by themselves, their names behind that of its folder."""
     projects: dict[str, list[Module]] = defaultdict(list)
     for file in sources.files:
-        module = _java_module(sources, read, file, "") if file.endswith(".java") else None
+        if not file.endswith(".java"):
+            continue
+        module = _java_module(sources, read, file, "")
         if module and module.id:
             root = f"/{file}".rpartition("/")[0] + "/"
             below = f"{module.package.replace('.', '/')}/" if module.package else ""
-            projects[root.removesuffix(below).partition("/src/")[0].strip("/")].append(module)
-    count = Counter(name for modules in projects.values() for name in {module.id for module in modules})
+            project = root.removesuffix(below).partition("/src/")[0]
+            projects[project.strip("/")].append(module)
+    count: Counter[str] = Counter()
+    for modules in projects.values():
+        count.update({module.id for module in modules})
     shared = []
     for project, modules in projects.items():
         if all(count[module.id] == 1 for module in modules):
@@ -264,8 +277,7 @@ def _java(sources: Sources, read: Reader) -> Iterator[Resolver]:
             continue
         for module in modules:
             sources.read.remove(module.record)
-        files = [module.record["path"] for module in modules]
-        labelled = [_java_module(sources, read, file, f"{project}:") for file in files]
+        labelled = [_java_module(sources, read, module.record["path"], f"{project}:") for module in modules]
         yield JavaResolver([*filter(None, labelled)])
     yield JavaResolver(shared)
 
@@ -295,7 +307,7 @@ def keep(file: Path, content: bytes) -> None:
         unfinished.replace(file)
 
 
-def _kept(file: Path) -> dict[str, str]:
+def _read_cache(file: Path) -> dict[str, str]:
     """Lines of JSON by their keys; none where other code wrote them."""
     with contextlib.suppress(*_UNREADABLE):
         digest, _, body = file.read_text().partition("\n")
