@@ -59,30 +59,37 @@ def read_java(content: bytes, label: str) -> Module:
 
     root = tree_sitter.Parser(tree_sitter.Language(tree_sitter_java.language())).parse(content).root_node
     if root.has_error:
-        wrong = root
-        while not wrong.is_error and (inside := [child for child in wrong.children if child.has_error]):
+        wrong, inside = root, [root]
+        while inside and not wrong.is_error:
             wrong = inside[0]
+            inside = [child for child in wrong.children if child.has_error]
         raise SyntaxError("invalid syntax", ("", wrong.start_point[0] + 1, None, None))
-    package = "".join(_text(node.named_children[-1]) for node in _children(root, "package_declaration"))
-    module = Module(label + ".".join(filter(None, (package, *map(_name, _children(root, *KINDS)[:1])))))
+    types = _children(root, *KINDS)
+    package = ""
+    for node in _children(root, "package_declaration"):
+        package += _text(node.named_children[-1])
+    words = [package, *map(_name, types[:1])]
+    module = Module(label + ".".join(filter(None, words)))
     module.path, module.package, module.label = module.id, package, label
     owner = label + package
-    module.scope = Scope("module", owner, f"{owner}." if package else label, None, module)
+    prefix = f"{owner}." if package else label
+    module.scope = Scope("module", owner, prefix, None, module)
     module.stars.append((package, 0))
     if package:
-        module.entities.append(Entity(owner, "package", package.rpartition(".")[2], module=owner))
+        name = package.rpartition(".")[2]
+        module.entities.append(Entity(owner, "package", name, module=owner))
     for node in _children(root, "import_declaration"):
         *words, imported = _text(node).rstrip("; ").split()
         name = imported.removesuffix(".*")
         owner, _, last = name.rpartition(".")
         if imported != name:
             module.stars.append((name, 0))
-        elif "static" in words:
-            name, module.scope.names[f"{last}/"] = owner, [Expression(f"{owner}:", module.scope)]
         else:
+            if "static" in words:
+                name, last = owner, f"{last}/"
             module.scope.names[last] = [Expression(f"{name}:", module.scope)]
         _mention(module.scope, "imported", f"{name}:", node)
-    _read(_children(root, *KINDS), module)
+    _read(types, module)
     return module
 
 
@@ -119,28 +126,34 @@ def _read(types, module):
             written = node.child_by_field_name("type")
             _mention(here, "called", _chain_of_type(written) or "?", written)
         elif kind in ("type_identifier", "scoped_type_identifier") and node.parent.type in _MENTIONS:
-            _mention(here, _MENTIONS[node.parent.type], _chain_of_type(node) or "?", node)
+            use = _MENTIONS[node.parent.type]
+            _mention(here, use, _chain_of_type(node) or "?", node)
         elif kind in ("marker_annotation", "annotation"):
             _mention(here, "decorates", _name(node), node)
         elif kind == "method_reference":
-            parts = node.named_children
-            _mention(here, "passed", f"{_text(parts[0])}.{_text(parts[-1])}/*", node)
+            words = [*map(_text, node.named_children)]
+            _mention(here, "passed", f"{words[0]}.{words[-1]}/*", node)
         stack += [(child, inside) for child in children[::-1]]
 
 
 def _mention(scope: Scope, kind: str, chain: str, node) -> None:
-    scope.module.uses.append(Use(scope, kind, chain, node.start_point[0] + 1, node.end_point[1] - 1))
+    line, column = node.start_point[0] + 1, node.end_point[1] - 1
+    scope.module.uses.append(Use(scope, kind, chain, line, column))
 
 
 def _type(node, around):
     name, module = _name(node), around.module
     entity = around.define(KINDS[node.type], name, _lines(node))
     around.bind(name, Known(Value(entity)))
-    scope = module.classes.setdefault(entity, Scope("class", entity, f"{entity}.", around, module))
+    scope = Scope("class", entity, f"{entity}.", around, module)
+    scope = module.classes.setdefault(entity, scope)
     for clause in _children(node, *_ABOVE):
-        last = clause.named_children[-1]
-        for base in last.named_children if last.type == "type_list" else [last]:
-            scope.bases.append((_ABOVE[clause.type], _chain_of_type(base) or "?"))
+        bases = clause.named_children[-1:]
+        if bases[0].type == "type_list":
+            bases = bases[0].named_children
+        for base in bases:
+            chain = _chain_of_type(base) or "?"
+            scope.bases.append((_ABOVE[clause.type], chain))
     return scope
 
 
@@ -153,14 +166,17 @@ def _method(node, outer):
     scope.names["this"] = [Known(Value(outer.owner, True))]
     if kind == "constructor":
         return scope
-    meaning, more = Known(Value(entity)), _MOST_VARIADIC if signature.endswith("...") else 0
-    for count in range(len(parameters) - bool(more), len(parameters) + more + (not more)):
+    meaning = Known(Value(entity))
+    counts = range(len(parameters), len(parameters) + 1)
+    if signature.endswith("..."):
+        counts = range(len(parameters) - 1, len(parameters) + _MOST_VARIADIC)
+    for count in counts:
         outer.bind(f"{name}/{count}", meaning)
-    if not {"static", "private"} & {
-        word for modifier in _children(node, "modifiers") for word in _text(modifier).split()
-    }:
+    modifiers = " ".join(map(_text, _children(node, "modifiers")))
+    if not {"static", "private"}.intersection(modifiers.split()):
         outer.names[f"{name}({signature})"] = [meaning]
-    if result := _chain_of_type(node.child_by_field_name("type")):
+    result = _chain_of_type(node.child_by_field_name("type"))
+    if result:
         outer.module.results[entity] = [Expression(f"{result}()", scope)]
     return scope
 
@@ -175,45 +191,55 @@ def _bind(node, scope):
         if declared.child_by_field_name("dimensions") or node.type == "spread_parameter":
             chain = "?"
         elif instance == "var()":
-            chain = "?" if value is None or node.type == "enhanced_for_statement" else _chain(value)
+            chain = "?"
+            if value and node.type != "enhanced_for_statement":
+                chain = _chain(value)
         if scope.kind == "class":
             scope.define("field", name, _lines(node))
         elif scope.kind == "function" and node.type in _PARAMETERS:
             scope.parameter(name, _lines(node))
-        scope.bind(name, OPAQUE if chain[0] == "?" else Expression(chain, scope))
+        if chain[0] == "?":
+            scope.bind(name, OPAQUE)
+        else:
+            scope.bind(name, Expression(chain, scope))
 
 
 def _chain(node) -> str:
     """What an expression mentions, as `scopes` says it."""
-    names = ""
+    rest = ""
     while node is not None:
         kind = node.type
         if kind == "method_invocation":
             arguments = node.child_by_field_name("arguments").named_children
             count = sum(not argument.type.endswith("comment") for argument in arguments)
-            names = f".{_name(node)}/{count}(){names}"
+            rest = f".{_name(node)}/{count}(){rest}"
             node = node.child_by_field_name("object")
             if node is None:
-                return names[1:]
+                return rest[1:]
         elif kind == "field_access":
-            names = f".{_text(node.child_by_field_name('field'))}{names}"
+            rest = f".{_text(node.child_by_field_name('field'))}{rest}"
             node = node.child_by_field_name("object")
         elif kind == "parenthesized_expression":
             node = node.named_children[0]
         elif kind in ("identifier", "this"):
-            return _text(node) + names
-        elif kind in ("super", "string_literal"):
-            return f"{'super' if kind == 'super' else 'String'}(){names}"
+            return _text(node) + rest
+        elif kind == "super":
+            return f"super(){rest}"
+        elif kind == "string_literal":
+            return f"String(){rest}"
         elif kind in ("cast_expression", "object_creation_expression"):
-            return f"{_chain_of_type(node.child_by_field_name('type')) or '?'}(){names}"
+            return f"{_chain_of_type(node.child_by_field_name('type')) or '?'}(){rest}"
         else:
             break
-    return f"?.{names.rpartition('.')[2]}" if names else "?"
+    if rest:
+        return f"?.{rest.rpartition('.')[2]}"
+    return "?"
 
 
 def _declared_type(node):
-    declared = node.child_by_field_name("type") or node.child_by_field_name("right")  # x instanceof Type name
-    return declared or next(child for child in node.named_children if child.type != "modifiers")
+    others = [child for child in node.named_children if child.type != "modifiers"]
+    right = node.child_by_field_name("right")  # x instanceof Type name
+    return node.child_by_field_name("type") or right or others[0]
 
 
 def _chain_of_type(node) -> str:
@@ -223,13 +249,18 @@ def _chain_of_type(node) -> str:
     name = _text(node)
     if not re.fullmatch(r"[\w$.]+", name) or not node.type.endswith("type_identifier"):
         return ""
-    return f"<{name.replace('.', '/')}>" if "." in name and name[0].islower() else name
+    if "." in name and name[0].islower():
+        return f"<{name.replace('.', '/')}>"
+    return name
 
 
 def _written(parameter) -> str:
     """The type of a parameter as a signature shows it: without package, type arguments and annotations."""
     kind = _NOISE.sub("", _text(_declared_type(parameter)))
-    return kind + _text(parameter.child_by_field_name("dimensions")) + "..." * (parameter.type == "spread_parameter")
+    kind += _text(parameter.child_by_field_name("dimensions"))
+    if parameter.type == "spread_parameter":
+        return f"{kind}..."
+    return kind
 
 
 def _name(node) -> str:
@@ -258,13 +289,15 @@ class JavaResolver(Resolver):
 
     def __init__(self, modules: list[Module]):
         self.label = modules[0].label if modules else ""
-        super().__init__({f"{module.id} {number}": module for number, module in enumerate(modules)}, Imports((), ()))
+        numbered = {f"{module.id} {number}": module for number, module in enumerate(modules)}
+        super().__init__(numbered, Imports((), ()))
 
     def module(self, name: str, importer: Module | None = None) -> Value:
         """A type or a package by its full name; outside of the sources a capital tells which of them it is."""
         if self.label + name in self.classes:
             return Value(self.label + name)
-        return self._outside(name, "class" if name.rpartition(".")[2][:1].isupper() else "package")
+        last = name.rpartition(".")[2]
+        return self._outside(name, "class" if last[:1].isupper() else "package")
 
     def _name(self, scope: Scope, name: str) -> Targets:
         if name[0] == "<":
@@ -274,9 +307,10 @@ class JavaResolver(Resolver):
         while looking is not None:
             if looking.kind == "class":
                 owner, order = looking.owner, self.order(looking.owner)
-                if any(name in self.classes[one].names for one in order if one in self.classes):
+                inside = [entity for entity in order if entity in self.classes]
+                if any(name in self.classes[entity].names for entity in inside):
                     return self.member(Value(owner), name)
-                if "/" in name and looking.outer.kind == "class" and not self.classes.keys() >= {*order}:
+                if "/" in name and looking.outer.kind == "class" and inside != order:
                     return OPEN  # inherited from outside, or a method of the class around
             elif name in looking.names:
                 return self._meanings(looking.names[name])
@@ -300,17 +334,21 @@ class JavaResolver(Resolver):
                 return only(Value(full))
         if "/" in name:
             return self.member(Value(owner), name)
-        return only(self._outside(f"java.lang.{name}", "class") if name in _LANG else None)
+        if name in _LANG:
+            return only(self._outside(f"java.lang.{name}", "class"))
+        return OPEN
 
     def _attribute(self, value: Value, name: str) -> Targets:
         if value.entity in self.classes:
             return self.member(Value(value.entity), name)
         if self.type_of(value.entity) not in CLASSES:
             return OPEN
-        if "/" in name:
-            return only(self._outside(f"{value.entity}.{name.partition('/')[0]}", "method"))
-        nested = not value.is_instance and name[0].isupper() and not name.isupper()
-        return only(self._outside(f"{value.entity}.{name}", "class") if nested else None)
+        method, is_method, _ = name.partition("/")
+        if is_method:
+            return only(self._outside(f"{value.entity}.{method}", "method"))
+        if name[0].isupper() and not name.isupper() and not value.is_instance:
+            return only(self._outside(f"{value.entity}.{name}", "class"))
+        return OPEN
 
     def _result(self, called: Value) -> Targets:
         if called.is_instance:
@@ -318,30 +356,35 @@ class JavaResolver(Resolver):
         if self.type_of(called.entity) in CLASSES:
             return only(Value(called.entity, True))
         module = self.module_of.get(called.entity)
-        return self._meanings(module.results.get(called.entity, ())) if module else OPEN
+        if module is None:
+            return OPEN
+        return self._meanings(module.results.get(called.entity, ()))
 
     def lookup(self, order: list[str], name: str, is_instance: bool = False) -> Targets:
         outside = []
         for entity in order:
             if entity not in self.classes:
                 outside.append(entity)
-            elif meanings := self.classes[entity].names.get(name):
+            elif name in self.classes[entity].names:
+                targets = self._meanings(self.classes[entity].names[name])
+                above = order[order.index(entity) + 1 :]
                 # What stands above it and outside, or takes an object where this takes a number, may be a better one.
-                targets = self._meanings(meanings)
-                is_best = "(" in name or not (
-                    outside or self._is_boxed(targets, order[order.index(entity) + 1 :], name)
-                )
-                return targets if is_best else OPEN
+                if "(" not in name and (outside or self._is_boxed(targets, above, name)):
+                    return OPEN
+                return targets
         method, is_method, _ = name.partition("/")
-        owners = ["java.lang.Object"] if method in _OBJECT_METHODS else outside
-        certain = is_method and len(owners) == 1 and owners != ["?"]  # it compiles, so it is there
-        return only(self._outside(f"{owners[0]}.{method}", "method") if certain else None)
+        if method in _OBJECT_METHODS:
+            outside = ["java.lang.Object"]
+        if is_method and len(outside) == 1 and outside != ["?"]:  # it compiles, so it is there
+            return only(self._outside(f"{outside[0]}.{method}", "method"))
+        return OPEN
 
     def _is_boxed(self, targets: Targets, above: list[str], name: str) -> bool:
         """Whether a method above takes an object where this one takes a number, or the other way round."""
         kinds = {_is_primitive(value.entity) for value in targets.values}
-        for entity in above:
-            for meaning in self.classes[entity].names.get(name, ()) if entity in self.classes else ():
+        scopes = [self.classes[entity] for entity in above if entity in self.classes]
+        for scope in scopes:
+            for meaning in scope.names.get(name, ()):
                 kinds.add(_is_primitive(meaning.value.entity) if isinstance(meaning, Known) else ())
         return len(kinds) > 1
 
