@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import report  # noqa: E402
 from helpers.graphmer.graph.repository import load_graph  # noqa: E402
-from helpers.graphmer.pairs import Definition, asks, definitions, hold_out, in_batches, installed_packages, pairs  # noqa: E402
+from helpers.graphmer.pairs import Definition, definitions, hold_out, in_batches, installed_packages, is_question, pairs  # noqa: E402
 from helpers.graphmer.search import (  # noqa: E402
     CODE_TOKENS,
     DENSE_WEIGHT,
@@ -117,7 +117,7 @@ def draw_questions(name: str, version: str, folder: Path) -> Package:
     places = (root / name, root / "src" / name, root / "lib" / name)
     everything = definitions(next(path for path in places if path.is_dir()))
     draw = random.Random(name)
-    documented = [place for place, one in enumerate(everything) if asks(one.sentence)]
+    documented = [place for place, one in enumerate(everything) if is_question(one.sentence)]
     documented = draw.sample(documented, min(DOCSTRINGS, len(documented)))
     called = read_tests(root, everything, draw)
     wanted = [*documented, *(place for _, right in called for place in right)]

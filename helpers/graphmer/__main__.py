@@ -35,8 +35,8 @@ def _parser() -> argparse.ArgumentParser:
     for command, action in ((ask, _ask), (impact, _ask), (search, _search), (server, _serve)):
         command.add_argument("repository", help="folder of Python and Java sources")
         command.set_defaults(action=action, relation="impact")
-    for command, most in ((ask, 20), (impact, 20), (search, 5)):
-        command.add_argument("--most", type=int, default=most, help=f"answers of each status; default {most}")
+    for command, limit in ((ask, 20), (impact, 20), (search, 5)):
+        command.add_argument("--most", type=int, default=limit, help=f"answers of each status; default {limit}")
         command.add_argument("--json", action="store_true", help="one JSON object in the place of a table")
     for command in (ask, impact):
         command.add_argument("name", help="package.module.function, or the end of it where no other has the same")
@@ -51,12 +51,14 @@ def _parser() -> argparse.ArgumentParser:
 def _ask(options: argparse.Namespace) -> None:
     from .ask import Asked
 
-    report = Asked(options.repository).report(options.name, options.relation, options.most)
+    asked = Asked(options.repository)
+    report = asked.report(options.name, options.relation, options.most)
     if options.json:
         print(json.dumps(report))
         return
     counts = [f"{number:,} {status}" for status, number in report["count"].items()]
-    _show(report["answers"], f"{report['name']} {report['relation']}: {', '.join(counts) or report['nothing']}")
+    summary = ", ".join(counts) or report["nothing"]
+    _show(report["answers"], f"{report['name']} {report['relation']}: {summary}")
     _show_unread(report["unread"], options.most)
 
 
@@ -69,11 +71,11 @@ def _search(options: argparse.Namespace) -> None:
     _show_unread(report["unread"], options.most)
 
 
-def _hits(repository: str, question: str, most: int, model: str | None = None) -> dict[str, Any]:
+def _hits(repository: str, question: str, limit: int, model: str | None = None) -> dict[str, Any]:
     from .graph.repository import Repository
     from .search import search
 
-    hits = search(repository, question, model=model, most=most)
+    hits = search(repository, question, model=model, most=limit)
     return {"hits": [hit._asdict() for hit in hits], "unread": Repository(repository).failed}
 
 
@@ -88,9 +90,9 @@ def _serve(options: argparse.Namespace) -> None:
 
     server, asked = MCPServer("graphmer"), Asked(options.repository)
 
-    def report(name: str, relation: str, most: int) -> dict[str, Any]:
+    def report(name: str, relation: str, limit: int) -> dict[str, Any]:
         try:
-            return asked.report(name, relation, most)
+            return asked.report(name, relation, limit)
         except ValueError as error:  # with near names, which the server would not pass on
             return {"error": str(error)}
 
@@ -117,9 +119,9 @@ def _serve(options: argparse.Namespace) -> None:
     server.run()
 
 
-def _show_unread(failed: Sequence[dict], most: int) -> None:
+def _show_unread(failed: Sequence[dict], limit: int) -> None:
     if failed:
-        _show(failed[:most], f"{len(failed):,} files could not be read, and what is in them is not here")
+        _show(failed[:limit], f"{len(failed):,} files could not be read, and what is in them is not here")
 
 
 def _show(rows: Sequence[dict], caption: str) -> None:

@@ -35,10 +35,7 @@ from .text import (
 )
 
 IGNORED = -100  # label where nothing is asked for
-MASKED, REPLACED = (
-    0.8,
-    0.9,
-)  # of the chosen spans 80 % are masked, the next 10 % replaced, the rest stays as it is (BERT)
+MASKED, REPLACED = 0.8, 0.9  # of the chosen spans 80 % are masked, 10 % replaced, the rest stays as it is (BERT)
 HEAD_TOKENS = 8  # of a head's name that a leaf looks at
 OPEN = 64  # sequences that documents are packed into at a time
 TRIES = 12  # draws after which there counts as being no wrong tail of a kind
@@ -108,7 +105,8 @@ def mask_roots(
     used = np.count_nonzero(segments_S)
     missing = int(used * mask_prob + generator.random())
     inside_S = identifiers_V[ids_S[:used]]
-    continues_S = inside_S[1:] & inside_S[:-1] & (segments_S[1:used] == segments_S[: used - 1])
+    is_same_segment_S = segments_S[1:used] == segments_S[: used - 1]
+    continues_S = inside_S[1:] & inside_S[:-1] & is_same_segment_S
     begins_S = np.append(True, ~continues_S)[:used]
     span_S = np.cumsum(begins_S) - 1
     lengths = np.bincount(span_S)
@@ -123,7 +121,8 @@ def mask_roots(
     fate_S[:used] = fates[span_S]
     places = np.flatnonzero(fate_S < 1)
     slots = max(1, math.ceil(round(len(ids_S) * mask_prob, 6)))
-    places_M, labels_M = np.zeros(slots, np.int64), np.full(slots, IGNORED, np.int64)
+    places_M = np.zeros(slots, np.int64)
+    labels_M = np.full(slots, IGNORED, np.int64)
     places_M[: len(places)] = places
     labels_M[: len(places)] = ids_S[places]
     replaced_S = (fate_S >= MASKED) & (fate_S < REPLACED)
@@ -159,16 +158,19 @@ class EncodedGraph:
         self.leaf_ids_EL = _pad([[*leaf.ids, SEP] for leaf in leaves], encoding.leaf_tokens)
         self.leaves = [ids_L.tobytes() for ids_L in self.leaf_ids_EL]  # which are equal for entities that read alike
         texts = encodings(tokenizer, map(entity_text, self.entities))
-        self.text_ids_EC = _pad([text.ids[-encoding.entity_tokens :] for text in texts], encoding.entity_tokens)
+        ends = [text.ids[-encoding.entity_tokens :] for text in texts]
+        self.text_ids_EC = _pad(ends, encoding.entity_tokens)
         self._encode_documents(documents, configuration.roots(configuration.training_data.max_seq_len))
         of_type, self.of_module = defaultdict(list), defaultdict(list)
         for number, entity in enumerate(self.entities):
             if entity.status != UNRESOLVED:
                 of_type[entity.type].append(number)
                 self.of_module[entity.module].append(number)
-        self.admitted = {}  # tails by the types that a relation admits
+        self.admitted: dict[frozenset[str], list[int]] = {}  # tails by the types that a relation admits
         for types in self.relations.tail_types:
-            self.admitted[types] = [number for name in sorted(types) for number in of_type[name]]
+            self.admitted[types] = []
+            for name in sorted(types):
+                self.admitted[types] += of_type[name]
 
     def _encode_documents(self, documents: Documents, roots: int) -> None:
         self.documents: list[np.ndarray] = []
@@ -185,28 +187,36 @@ class EncodedGraph:
 
     def in_both_directions(self, triples: Iterable[Triple]) -> Iterator[tuple[int, int, int]]:
         """Triples in numbers, sorted, and behind a triple its inverse."""
-        number, relations = self.number, self.relations
-        numbered = [(number[head], relations.id(relation), number[tail]) for head, relation, tail in triples]
-        for head, relation, tail in sorted(numbered):
-            yield head, relation, tail
-            yield tail, relations.inverse(relation), head
+        numbered = []
+        for head, relation, tail in triples:
+            numbered.append((self.number[head], self.relations.id(relation), self.number[tail]))
+        for start, forward, end in sorted(numbered):
+            yield start, forward, end
+            yield end, self.relations.inverse(forward), start
 
     def type_consistent(self, draw: random.Random, leaf: Leaf) -> int | None:
         """A wrong tail for a true leaf, any of a type that its relation admits; None where there is none.
 
         Never a true one, or one whose leaf reads like a true one's.
         """
-        return self._draw(draw, self.admitted[self.relations.tail_types[leaf.relation]], leaf)
+        types = self.relations.tail_types[leaf.relation]
+        return self._draw(draw, self.admitted[types], leaf)
 
     def hard(self, draw: random.Random, leaf: Leaf) -> int | None:
         """One of the tail's module; where there is none, any."""
-        wrong = self._draw(draw, self.of_module[self.entities[leaf.tail].module], leaf)
-        return self.type_consistent(draw, leaf) if wrong is None else wrong
+        module = self.entities[leaf.tail].module
+        wrong = self._draw(draw, self.of_module[module], leaf)
+        if wrong is None:
+            return self.type_consistent(draw, leaf)
+        return wrong
 
     def _draw(self, draw: random.Random, pool: list[int], leaf: Leaf) -> int | None:
-        true_leaves = {self.leaves[tail] for tail in self.true_tails[leaf.head, leaf.relation]}
+        if not pool:
+            return None
+        true_tails = self.true_tails[leaf.head, leaf.relation]
+        true_leaves = {self.leaves[tail] for tail in true_tails}
         types = self.relations.tail_types[leaf.relation]
-        for _ in range(TRIES if pool else 0):
+        for _ in range(TRIES):
             wrong = draw.choice(pool)
             if self.leaves[wrong] not in true_leaves and self.entities[wrong].type in types:
                 return wrong
@@ -277,13 +287,14 @@ class LeafyChains(Dataset):
         draw.shuffle(leaves)  # that true ones come first would tell which are
         fields |= self._leaf_fields(leaves, draw)
         mlm = self.configuration.objectives.mlm
-        return fields | mask_roots(
+        hidden = mask_roots(
             fields["root_ids"],
             fields["root_segments"],
             mask_prob=mlm.mask_prob,
             identifiers_V=self.encoded.identifiers_V & mlm.span_mask_identifiers,
             generator=generator,
         )
+        return fields | hidden
 
     def query(self, number: int, relation: int) -> dict[str, torch.Tensor]:
         """A document as a batch, whose one leaf is masked and asks for the tail of `relation`; nothing else is hidden."""
@@ -375,12 +386,15 @@ class LeafyChains(Dataset):
         mnm, text_ids_EC = self.configuration.objectives.mnm, self.encoded.text_ids_EC
         true = np.flatnonzero(true_G)
         count = int(len(true) * mnm.mask_prob + draw.random())
-        masked = true[sorted(draw.sample(range(len(true)), min(count, len(true))))]
-        leaf_ids_GL = np.where(segment_G[:, None] > 0, self.encoded.leaf_ids_EL[tail_G], PAD)
+        chosen = draw.sample(range(len(true)), min(count, len(true)))
+        masked = true[sorted(chosen)]
+        is_leaf_G = segment_G > 0
+        leaf_ids_GL = np.where(is_leaf_G[:, None], self.encoded.leaf_ids_EL[tail_G], PAD)
+        masked_ids_ML = leaf_ids_GL[masked]
         labels_GL = np.full_like(leaf_ids_GL, IGNORED)
-        labels_GL[masked] = np.where(leaf_ids_GL[masked] == PAD, IGNORED, leaf_ids_GL[masked])
+        labels_GL[masked] = np.where(masked_ids_ML == PAD, IGNORED, masked_ids_ML)
         leaf_ids_GL[masked] = MASK
-        truth_G = np.where(segment_G > 0, true_G, IGNORED).astype(np.float32)
+        truth_G = np.where(is_leaf_G, true_G, IGNORED).astype(np.float32)
         truth_G[masked] = IGNORED
         fields = {
             "leaf_ids": leaf_ids_GL,
@@ -415,7 +429,8 @@ class LeafyChains(Dataset):
         relations = batch["relation_ids"].flatten().tolist()
         rows = []
         for question in zip(heads, relations, strict=True):
-            rows.append(np.isin(tails_X, list(self.encoded.true_tails.get(question, ()))))
+            true_tails = self.encoded.true_tails.get(question, ())
+            rows.append(np.isin(tails_X, list(true_tails)))
         known_XX = np.stack(rows)
         np.fill_diagonal(known_XX, False)
         batch["known_BGX"] = torch.from_numpy(known_XX).view(*batch["tail_entities"].shape, -1)
@@ -427,7 +442,10 @@ class LeafyChains(Dataset):
 
 def phase_steps(begins: Sequence[float], steps: int) -> tuple[int, ...]:
     """Optimizer steps in each phase of a run, from the step, or below 1 the share of the run, that each begins with."""
-    edges = [min(steps, round(begin * steps if begin < 1 else begin)) for begin in begins]
+    edges = []
+    for begin in begins:
+        step = begin * steps if begin < 1 else begin
+        edges.append(min(steps, round(step)))
     return tuple(np.diff([*edges, steps]).clip(0))
 
 

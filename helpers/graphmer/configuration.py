@@ -46,7 +46,7 @@ FIXED = (
 )
 MAY_BE_ZERO = ("warmup_steps", "gradient_accumulation_steps")  # as may every whole number that is declared as 0
 POSITIVE = ("lr", "eps", "temperature", "mask_prob", "held_out", "decay_base")
-MOST = {"dropout": 0.9, "mask_prob": 1, "held_out": 0.49, "decay_base": 0.999, "num_workers": 64}
+LIMITS = {"dropout": 0.9, "mask_prob": 1, "held_out": 0.49, "decay_base": 0.999, "num_workers": 64}
 MOST_BYTES = 100_000  # of a configuration
 
 
@@ -87,10 +87,12 @@ class Configuration(Section):
         model, anchor = self.model, self.encoding.leaves_per_anchor
         if model.hidden_size % model.num_heads:
             raise ValueError(f"{model.hidden_size=}: must be a multiple of {model.num_heads=}; change one of them")
-        least, leaves = anchor.positive + anchor.negatives, self.encoding.max_leaves_per_sequence
-        if leaves < least:
+        anchor_leaves = anchor.positive + anchor.negatives
+        leaves = self.encoding.max_leaves_per_sequence
+        if leaves < anchor_leaves:
             raise ValueError(
-                f"encoding.max_leaves_per_sequence={leaves}: the leaves of one anchor need more room; give at least {least}"
+                f"encoding.max_leaves_per_sequence={leaves}: the leaves of one anchor need more room; "
+                f"give at least {anchor_leaves}"
             )
         steps = [begin for begin, _ in self.stages()]
         lengths = [length for _, length in self.stages()]
@@ -178,13 +180,13 @@ def _type(path: str, value: Any) -> Any:
         return Literal[value]
     if isinstance(value, bool):
         return bool
-    most = MOST.get(path.rpartition(".")[2], LARGEST)
+    limit = LIMITS.get(path.rpartition(".")[2], LARGEST)
     if isinstance(value, int):
         may_be_zero = value == 0 or path.endswith(MAY_BE_ZERO)
-        return Annotated[int, Field(ge=0 if may_be_zero else 1, le=most)]
+        return Annotated[int, Field(ge=0 if may_be_zero else 1, le=limit)]
     if path.endswith(POSITIVE):
-        return Annotated[float, Field(gt=0, le=most)]
-    return Annotated[float, Field(ge=0, le=most)]
+        return Annotated[float, Field(gt=0, le=limit)]
+    return Annotated[float, Field(ge=0, le=limit)]
 
 
 Declared = _declare("", DECLARED, Configuration)
@@ -219,7 +221,9 @@ def override(configuration: Configuration, changes: Mapping[str, Any]) -> Config
         mapping = tree
         for section in sections:
             mapping = mapping[section]
-        mapping[key] = _parse(value, f"{path}={value!r}") if isinstance(value, str) else value
+        if isinstance(value, str):
+            value = _parse(value, f"{path}={value!r}")
+        mapping[key] = value
     return _validate(tree, "")
 
 

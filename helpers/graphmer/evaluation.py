@@ -23,10 +23,10 @@ BATCH = 256  # texts of a forward pass
 Scorer = Callable[[list[int], int, list[int]], list[np.ndarray]]  # heads, relation, candidates -> [X] for each head
 
 
-def draw_triples(corpus: Corpus, most: int) -> list[Triple]:
+def draw_triples(corpus: Corpus, limit: int) -> list[Triple]:
     """Test triples whose tail is asked for, the same for every method; 0 takes all."""
     test = corpus.splits.test
-    count = min(most or len(test), len(test))
+    count = min(limit or len(test), len(test))
     return sorted(random.Random(0).sample(test, count))
 
 
@@ -39,7 +39,8 @@ def rank_tails(scorer: Scorer, corpus: Corpus, triples: Sequence[Triple]) -> np.
         relation = encoded.relations.id(name)
         candidates = admitted_tails(encoded, relation)
         for triple, head, scores in zip(questions, heads, scorer(heads, relation, candidates), strict=True):
-            scores_X, tail = np.array(scores, np.float64), encoded.number[triple.tail]
+            scores_X = np.array(scores, np.float64)
+            tail = encoded.number[triple.tail]
             others = encoded.true_tails[head, relation] - {tail}
             scores_X[np.isin(candidates, list(others))] = -np.inf
             ranks[triple] = reciprocal_rank(scores_X, candidates.index(tail))
@@ -49,7 +50,10 @@ def rank_tails(scorer: Scorer, corpus: Corpus, triples: Sequence[Triple]) -> np.
 def admitted_tails(encoded: EncodedGraph, relation: int) -> list[int]:
     """Entities of the relation's range, of unknown type, and the few tails that the graph has against the ontology."""
     types = encoded.relations.tail_types[relation] | {UNKNOWN}
-    tails = {tail for (_, other), tails in encoded.true_tails.items() if other == relation for tail in tails}
+    tails: set[int] = set()
+    for (_, other), true_tails in encoded.true_tails.items():
+        if other == relation:
+            tails |= true_tails
     for number, entity in enumerate(encoded.entities):
         if entity.type in types and entity.status != UNRESOLVED:
             tails.add(number)
@@ -58,11 +62,12 @@ def admitted_tails(encoded: EncodedGraph, relation: int) -> list[int]:
 
 def score_words(corpus: Corpus) -> Scorer:
     """BM25 of the candidates' names with the head's source as the question: what costs nothing."""
-    names = [entity.id for entity in corpus.train.encoded.entities]
+    ids = [entity.id for entity in corpus.train.encoded.entities]
 
     def score(heads: list[int], relation: int, candidates: list[int]) -> list[np.ndarray]:
-        index = index_texts([shown_name(names[number]) for number in candidates])
-        return [index.scores(words(corpus.documents.text(names[head]))) for head in heads]
+        index = index_texts([shown_name(ids[number]) for number in candidates])
+        texts = [corpus.documents.text(ids[head]) for head in heads]
+        return [index.scores(words(text)) for text in texts]
 
     return score
 
@@ -81,7 +86,8 @@ def score_encoder(model: GraphMERForPreTraining, corpus: Corpus) -> Scorer:
         scores = []
         for head in heads:
             fields = corpus.validation.query(head, relation)
-            states = model(**{name: field.to(model.device) for name, field in fields.items()})
+            fields = {name: field.to(model.device) for name, field in fields.items()}
+            states = model(**fields)
             query_E = model.queries(states)[0, 0].cpu().numpy()
             scores.append(entities_NE[candidates] @ query_E)
         return scores

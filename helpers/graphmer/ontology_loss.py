@@ -16,12 +16,15 @@ MARGIN = 0.5  # mean score of a forbidden cycle that is let pass
 
 def unit(x: Tensor) -> Tensor:
     """Unit vectors, in fp32 at least."""
-    return nn.functional.normalize(x.float() if x.dtype != torch.float64 else x, dim=-1)
+    if x.dtype != torch.float64:
+        x = x.float()
+    return nn.functional.normalize(x, dim=-1)
 
 
 def mean_where(values: Tensor, counted: Tensor) -> Tensor:
     """Mean of the values that count, 0 where none does."""
-    return (values * counted).sum() / counted.sum().to(values.dtype).clamp(min=1)
+    count = counted.sum().to(values.dtype)
+    return (values * counted).sum() / count.clamp(min=1)
 
 
 def relation_product(vectors_PLD: Tensor, relation_P: Tensor, weight_RDD: Tensor) -> Tensor:
@@ -31,7 +34,8 @@ def relation_product(vectors_PLD: Tensor, relation_P: Tensor, weight_RDD: Tensor
     """
     total_PLD = torch.zeros_like(vectors_PLD)
     for relation, weight_DD in enumerate(weight_RDD.unbind(), 1):
-        total_PLD = total_PLD + (vectors_PLD @ weight_DD.T) * (relation_P == relation)[:, None, None]
+        is_relation_P = relation_P == relation
+        total_PLD = total_PLD + (vectors_PLD @ weight_DD.T) * is_relation_P[:, None, None]
     return total_PLD
 
 
@@ -59,7 +63,8 @@ class OntologyTerms(nn.Module):
         The third of a cycle is the tail of another leaf; all leaves are shifted by one random number, by 1 in evaluation.
         """
         other_P = self.other_leaves(tail_P)
-        third_PE, third_P = tails_PE.index_select(0, other_P), tail_P.index_select(0, other_P)
+        third_PE = tails_PE.index_select(0, other_P)
+        third_P = tail_P.index_select(0, other_P)
         there_P = self.scores(heads_PE, tails_PE, relation_P)
         back_P = self.scores(tails_PE, heads_PE, relation_P)
         onward_P = self.scores(tails_PE, third_PE, relation_P)
@@ -78,7 +83,9 @@ class OntologyTerms(nn.Module):
 
     def other_leaves(self, tail_P: Tensor) -> Tensor:
         count, device = len(tail_P), tail_P.device
-        shift = torch.randint(1, max(count, 2), (1,), device=device) if self.training else 1
+        shift = 1
+        if self.training:
+            shift = torch.randint(1, max(count, 2), (1,), device=device)
         return (torch.arange(count, device=device) + shift) % count
 
 

@@ -53,10 +53,10 @@ def definitions(folder: str | Path) -> list[Definition]:
     Files that do not parse are passed over. Names begin with the folder's own, but in the standard library.
     """
     root = Path(folder).expanduser().resolve()
-    found = []
+    result = []
     for path in list_sources(root):
-        found += _read_file(path, root)
-    return found
+        result += _read_file(path, root)
+    return result
 
 
 def list_sources(root: Path) -> list[Path]:
@@ -102,8 +102,9 @@ def _without_docstring(node: DefinitionNode, lines: list[str]) -> str:
     if ast.get_docstring(node, clean=False) is not None:
         left_out.append((node, node.body[0], node.body[0]))
     if isinstance(node, ast.ClassDef):
-        left_out += [(child, child.body[0], child) for child in node.body if isinstance(child, DefinitionNode)]
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        methods = [child for child in node.body if isinstance(child, DefinitionNode)]
+        left_out += [(method, method.body[0], method) for method in methods]
+    first = min(part.lineno for part in (node, *node.decorator_list))
     code = dict(enumerate(lines[first - 1 : node.end_lineno], first))
     for header, start, end in left_out:
         for number in range(max(start.lineno, header.lineno + 1), (end.end_lineno or 0) + 1):
@@ -113,13 +114,16 @@ def _without_docstring(node: DefinitionNode, lines: list[str]) -> str:
 
 def first_sentence(docstring: str) -> str:
     """The first sentence of the first paragraph, on one line."""
-    paragraph = " ".join(PARAGRAPH.split(docstring.strip(), maxsplit=1)[0].split())
-    return SENTENCE.split(paragraph, maxsplit=1)[0]
+    paragraph = PARAGRAPH.split(docstring.strip(), maxsplit=1)[0]
+    line = " ".join(paragraph.split())
+    return SENTENCE.split(line, maxsplit=1)[0]
 
 
-def asks(sentence: str) -> bool:
+def is_question(sentence: str) -> bool:
     """Whether a first sentence can be a question: words, and neither a doctest nor a table of fields."""
-    return LEAST_WORDS <= len(sentence.split()) <= MOST_WORDS and not sentence.startswith((">>>", ":", "@", ".."))
+    if sentence.startswith((">>>", ":", "@", "..")):
+        return False
+    return LEAST_WORDS <= len(sentence.split()) <= MOST_WORDS
 
 
 def installed_packages() -> list[Path]:
@@ -140,7 +144,7 @@ def pairs(folders: Sequence[str | Path], *, total: int = 6_000, seed: int = 0) -
     first, *others = folders
     draw.shuffle(others)
     rows = []
-    seen: set[str] = set()
+    used_texts: set[str] = set()
     for folder in (first, *others):
         root = Path(folder).expanduser().resolve()
         files = list_sources(root)
@@ -149,8 +153,8 @@ def pairs(folders: Sequence[str | Path], *, total: int = 6_000, seed: int = 0) -
         for path in files:
             for definition in _read_file(path, root):
                 texts = {definition.sentence, definition.code}
-                if asks(definition.sentence) and seen.isdisjoint(texts):
-                    seen |= texts
+                if is_question(definition.sentence) and used_texts.isdisjoint(texts):
+                    used_texts |= texts
                     package.append({"question": definition.sentence, "code": definition.text, "package": root.name})
             if len(package) >= MOST_PAIRS:
                 break
@@ -182,8 +186,11 @@ def hold_out(rows: Dataset, *, dev: int, test: int, seed: int = 0) -> Pairs:
         )
     chosen = random.Random(seed).sample(enough, dev + test)
     held_out = [places.pop(name)[:MOST_HELD_OUT] for name in chosen]
-    parts = places.values(), held_out[:dev], held_out[dev:]
-    return Pairs(*(rows.select(list(itertools.chain(*part))) for part in parts))
+    parts = []
+    for packages in (places.values(), held_out[:dev], held_out[dev:]):
+        part = itertools.chain(*packages)
+        parts.append(rows.select(list(part)))
+    return Pairs(*parts)
 
 
 def _by_package(rows: Dataset) -> dict[str, list[int]]:

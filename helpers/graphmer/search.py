@@ -83,7 +83,8 @@ class CodeSearch:
     def scores(self, question: str) -> np.ndarray:
         """[N]: the z-scores of BM25 over sources and over names, weighed and added up."""
         words_of_question = words(question)
-        text_N, name_N = self.by_text.scores(words_of_question), self.by_name.scores(words_of_question)
+        text_N = self.by_text.scores(words_of_question)
+        name_N = self.by_name.scores(words_of_question)
         return standardise(text_N) + NAME_WEIGHT * standardise(name_N)
 
     def matches(self, question: str) -> np.ndarray:
@@ -127,8 +128,10 @@ def search(
         scores_N = fuse(scores_N, _keep_vectors(encoder, texts) @ question_D)
         matches_N[:] = bool(words(question))
     hits = []
-    for place in np.argsort(np.where(matches_N, -scores_N, np.inf), kind="stable")[: min(most, matches_N.sum())]:
-        definition, score = definitions[place], round(float(scores_N[place]), 2)
+    order_N = np.argsort(np.where(matches_N, -scores_N, np.inf), kind="stable")
+    for place in order_N[: min(most, matches_N.sum())]:
+        definition = definitions[place]
+        score = round(float(scores_N[place]), 2)
         hits.append(Hit(definition.id, definition.type, score, graph.place(definition)))
     return hits
 
@@ -146,7 +149,9 @@ def find_definitions(graph: KnowledgeGraph, tests: bool) -> list[Entity]:
 def is_test(entity: Entity, graph: KnowledgeGraph) -> bool:
     """Whether an entity is a test, or is defined in a file of tests."""
     path = Path(graph.place(entity).rpartition(":")[0])
-    return entity.type == "test" or not TEST_FOLDERS.isdisjoint(path.parts) or bool(TEST_FILE.fullmatch(path.name))
+    if entity.type == "test" or TEST_FILE.fullmatch(path.name):
+        return True
+    return not TEST_FOLDERS.isdisjoint(path.parts)
 
 
 def _load(folder: str | Path) -> SentenceTransformer:

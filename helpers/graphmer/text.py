@@ -41,7 +41,9 @@ def identify_sources(graph: KnowledgeGraph, data_source: str) -> DataSource:
     """Name of a repository, and a digest of its graph and of every source."""
     sources = "".join(file["sha256"] for file in graph.manifest["files"])
     digest = hashlib.sha256((graph.digest() + sources).encode()).hexdigest()
-    name = SAMPLE if data_source == SAMPLE else Path(data_source).expanduser().resolve().name
+    name = data_source
+    if data_source != SAMPLE:
+        name = Path(data_source).expanduser().resolve().name
     return DataSource(name=name, sha256=digest)
 
 
@@ -60,7 +62,8 @@ def entity_text(entity: Entity) -> str:
 
 def leaf_text(entity: Entity) -> str:
     """The name of an entity as a tail: its last two parts, `JSONEncoder.default`."""
-    return ".".join(shown_name(entity.id).rpartition("/")[2].split(".")[-2:])
+    name = shown_name(entity.id).rpartition("/")[2]
+    return ".".join(name.split(".")[-2:])
 
 
 class Documents:
@@ -70,8 +73,12 @@ class Documents:
         """data_source: what `load_graph` was given. Raises FileNotFoundError (a source is not there), ValueError (one has changed)."""
         folder = folder_of(data_source)
         self.graph = graph
-        self.sources = {file["module"]: _text(folder / file["path"], file) for file in graph.manifest["files"]}
-        self._lines = {module: text.split("\n") for module, text in self.sources.items()}
+        self.sources: dict[str, str] = {}
+        self._lines: dict[str, list[str]] = {}
+        for file in graph.manifest["files"]:
+            text = _text(folder / file["path"], file)
+            self.sources[file["module"]] = text
+            self._lines[file["module"]] = text.split("\n")
 
     def text(self, entity_id: str) -> str:
         """The qualified name, a newline and the source lines, dedented; only the name where there are none."""
@@ -79,7 +86,8 @@ class Documents:
         has_lines = entity.line and entity.status == DEFINED and entity.module in self.sources
         if not has_lines or entity.type in NAMES_ONLY:
             return shown_name(entity_id)
-        source = "\n".join(self._lines[entity.module][entity.line - 1 : max(entity.line, entity.end_line)])
+        end = max(entity.line, entity.end_line)
+        source = "\n".join(self._lines[entity.module][entity.line - 1 : end])
         indentation = len(source) - len(source.lstrip(" \t"))
         if indentation:
             source = re.sub(rf"(?m)^[ \t]{{1,{indentation}}}", "", source)

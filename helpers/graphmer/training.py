@@ -71,7 +71,9 @@ def make_plan(configuration: Configuration, model: GraphMERForPreTraining, corpu
     run, workers = configuration.run, configuration.hardware.num_workers
     recipe = run_recipe(configuration, len(corpus.train), machine.device_count)
     plan = planner.plan(recipe, workload(configuration, model), machine)
-    steps = "run.max_steps" if run.max_steps else f"{run.epochs} epochs of {len(corpus.train):,} sequences"
+    steps = "run.max_steps"
+    if not run.max_steps:
+        steps = f"{run.epochs} epochs of {len(corpus.train):,} sequences"
     reasons = {"max_steps": steps, "dataloader_workers": "hardware.num_workers"}
     if recipe.gradient_checkpointing is not None:
         reasons["gradient_checkpointing"] = "checkpointing.activation_checkpointing"
@@ -101,14 +103,18 @@ class GraphTrainer(TrainerMixin, Trainer):
             for name, term in outputs.terms.items():
                 self._sums[name] = self._sums[name] + term.detach()
             self._batches += 1
-        return (outputs.loss, outputs) if return_outputs else outputs.loss
+        if return_outputs:
+            return outputs.loss, outputs
+        return outputs.loss
 
     def log(self, logs: dict, start_time: float | None = None) -> None:
         if "loss" in logs:  # with the mean of each term over the batches of all processes since the last log
-            means = {name: float(total) / max(1, self._batches) for name, total in self._sums.items()}
+            count = max(1, self._batches)
+            means = {name: float(total) / count for name, total in self._sums.items()}
             processes = ranks.gather(means)
             for name in means:
-                logs[name] = round(sum(process[name] for process in processes) / len(processes), 6)
+                total = sum(process[name] for process in processes)
+                logs[name] = round(total / len(processes), 6)
             self._reset_sums()
         super().log(logs, start_time)
 

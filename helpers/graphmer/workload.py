@@ -51,10 +51,8 @@ def chains_of_one_triple(configuration: Configuration):
 def run_recipe(configuration: Configuration, sequences: int, devices: int) -> Recipe:
     """What the configuration asks for, on so many sequences and devices."""
     run, optimizer = configuration.run, configuration.optimizer
-    checkpointing, compiled = (
-        configuration.checkpointing.activation_checkpointing,
-        configuration.hardware.compile_layers,
-    )
+    checkpointing = configuration.checkpointing.activation_checkpointing
+    compiled = configuration.hardware.compile_layers
     batch = configuration.batch_size(devices)
     steps = run.max_steps or max(1, run.epochs * sequences // batch)
     validation = configuration.evaluation.held_out * sequences
@@ -81,7 +79,8 @@ def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
     """
     params = GraphParameters.defaults().model_copy(update={"config": asked.model or AUTO})
     configuration = params.configuration(machine)
-    return run_recipe(configuration, asked.examples or SEQUENCES, machine.device_count), _step(configuration)
+    recipe = run_recipe(configuration, asked.examples or SEQUENCES, machine.device_count)
+    return recipe, _step(configuration)
 
 
 @functools.lru_cache(maxsize=4)  # machines with one configuration share what is counted of it

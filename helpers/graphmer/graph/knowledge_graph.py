@@ -85,7 +85,7 @@ def build_graph(
     for _, _, tail in ordered:
         if tail.startswith(_NOT_RESOLVED):
             by_id[tail] = Entity(tail, UNKNOWN, tail.removeprefix(_NOT_RESOLVED), UNRESOLVED)
-    return KnowledgeGraph({name: by_id[name] for name in sorted(by_id)}, tuple(ordered), manifest)
+    return KnowledgeGraph(dict(sorted(by_id.items())), tuple(ordered), manifest)
 
 
 # ---- the ontology: types of entities, relations between them, and what each relation forbids
@@ -116,7 +116,8 @@ def read_ontology() -> dict[str, Relation]:
     def of(types: list[str]) -> frozenset[str]:
         return frozenset().union(*(below[one] for one in types))
 
-    return {
-        name: Relation(**table | {"name": name, "domain": of(table["domain"]), "range": of(table["range"])})
-        for name, table in tables["relations"].items()
-    }
+    relations = {}
+    for name, table in tables["relations"].items():
+        table |= {"name": name, "domain": of(table["domain"]), "range": of(table["range"])}
+        relations[name] = Relation(**table)
+    return relations

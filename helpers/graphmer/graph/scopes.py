@@ -9,6 +9,7 @@ named with the number of its arguments: `list.add/1`.
 from __future__ import annotations
 
 import json
+import operator
 from collections import defaultdict
 from enum import Enum
 from typing import NamedTuple
@@ -173,11 +174,11 @@ class Module:
 
 # ---- as JSON, for the cache
 
-_KEPT = (
+_MODULE_FIELDS = (
     "id", "path", "is_package", "package", "label", "record", "scope", "entities", "classes", "results", "returned", "first", "wrappers",
     "asynchronous", "decorators", "stores", "words", "stars", "exports",
 )  # fmt: skip
-_KEPT_OF_SCOPES = (
+_SCOPE_FIELDS = (
     "kind", "owner", "prefix", "parent", "names", "declared", "hidden", "fields", "bases", "metaclass", "reads_members",
 )  # fmt: skip
 
@@ -188,10 +189,13 @@ def pack(module: Module) -> str:
     def plain(value: Scope | set[str] | Unknown) -> object:
         if isinstance(value, Scope):
             return value.number
-        return sorted(value) if isinstance(value, set) else value.value
+        if isinstance(value, Unknown):
+            return value.value
+        return sorted(value)
 
-    record = {name: getattr(module, name) for name in _KEPT}
-    record["scopes"] = [[getattr(scope, name) for name in _KEPT_OF_SCOPES] for scope in module.scopes]
+    record = {name: getattr(module, name) for name in _MODULE_FIELDS}
+    fields_of = operator.attrgetter(*_SCOPE_FIELDS)
+    record["scopes"] = [fields_of(scope) for scope in module.scopes]
     return json.dumps(record, default=plain, separators=(",", ":"))
 
 
@@ -208,23 +212,30 @@ def unpack(text: str) -> Module:
     def meaning_of(row: int | list) -> Meaning:
         if isinstance(row, int):
             return Unknown(row)
-        first = row[0]
-        return Known(Value(*first)) if len(row) == 1 else Expression(first, scopes[row[1]])
+        if len(row) == 1:
+            return Known(Value(*row[0]))
+        return Expression(row[0], scopes[row[1]])
 
     def table_of(table: dict[str, list]) -> dict[str, list[Meaning]]:
         return {name: [meaning_of(row) for row in meanings] for name, meanings in table.items()}
 
+    def scopes_of(table: dict[str, int]) -> dict[str, Scope]:
+        return {name: scopes[number] for name, number in table.items()}
+
     for scope, row in zip(scopes, rows, strict=True):
-        parts = dict(zip(_KEPT_OF_SCOPES, row, strict=True))
-        parts["parent"] = None if parts["parent"] is None else scopes[parts["parent"]]
-        parts["names"], parts["fields"] = table_of(parts["names"]), table_of(parts["fields"])
-        parts["declared"] = {name: scopes[number] for name, number in parts["declared"].items()}
+        parts = dict(zip(_SCOPE_FIELDS, row, strict=True))
+        if parts["parent"] is not None:
+            parts["parent"] = scopes[parts["parent"]]
+        parts["names"] = table_of(parts["names"])
+        parts["fields"] = table_of(parts["fields"])
+        parts["declared"] = scopes_of(parts["declared"])
         vars(scope).update(parts)
     record["scope"] = scopes[record["scope"]]
     record["entities"] = [Entity._make(row) for row in record["entities"]]
-    record["classes"] = {name: scopes[number] for name, number in record["classes"].items()}
+    record["classes"] = scopes_of(record["classes"])
     for name in ("results", "returned", "decorators"):
         record[name] = table_of(record[name])
-    record["stores"] = [(meaning_of(target), name, meaning_of(value)) for target, name, value in record["stores"]]
+    stores = record["stores"]
+    record["stores"] = [(meaning_of(target), name, meaning_of(value)) for target, name, value in stores]
     vars(module).update(record)
     return module

@@ -57,15 +57,15 @@ class Sources:
 
     def __init__(self, listing: Listing):
         self.listing, self.root = listing, listing.folder
-        found = sorted(path.relative_to(self.root).as_posix() for path in listing.files)
-        self.files = [file for file in found if file.endswith((*_READ, NOTEBOOK))]
+        paths = sorted(path.relative_to(self.root).as_posix() for path in listing.files)
+        self.files = [path for path in paths if path.endswith((*_READ, NOTEBOOK))]
         root = self.root
         self.above = ""
         while root.name and (root / "__init__.py").is_file():
             self.above = f"{root.name}/{self.above}"
             root = root.parent
         self.outermost = root
-        parts = ((self.above + file).rpartition("/") for file in found)
+        parts = [f"{self.above}{path}".rpartition("/") for path in paths]
         self.projects = {folder for folder, _, name in parts if name in PROJECT_FILES}
         self.read: list[dict] = []
         self.failed = [{"path": path, "error": reason} for path, reason, junk in listing.skipped if not junk]
@@ -97,32 +97,35 @@ def notebook_code(content: bytes) -> tuple[bytes, list[tuple[int, int]]]:
 
     Raises ValueError: it is no notebook.
     """
+    sources = {}
     try:
-        all_cells = json.loads(content)["cells"]
-        code_cells = [
-            (number, "".join(cell["source"])) for number, cell in enumerate(all_cells, 1) if cell["cell_type"] == "code"
-        ]
+        for number, cell in enumerate(json.loads(content)["cells"], 1):
+            if cell["cell_type"] == "code":
+                sources[number] = "".join(cell["source"])
     except (LookupError, TypeError) as error:
         raise ValueError(f"no notebook: {error}") from error
     lines: list[str] = []
     cells = []
-    for number, source in code_cells:
+    for number, source in sources.items():
         cells.append((number, len(lines) + 1))
         code = source.split("\n")
         is_other_language = code[0].startswith("%%") and not code[0].startswith(("%%time", "%%capture", "%%writefile"))
         for line in code:
             indentation = line[: len(line) - len(line.lstrip())]
-            is_magic = line.lstrip().startswith(("%", "!", "?")) or line.rstrip().endswith("?")
-            lines.append("" if is_other_language else f"{indentation}pass" if is_magic else line)
+            if is_other_language:
+                line = ""
+            elif line.lstrip().startswith(("%", "!", "?")) or line.rstrip().endswith("?"):
+                line = f"{indentation}pass"
+            lines.append(line)
     return "\n".join(lines).encode(), cells
 
 
 def _read(path: Path) -> bytes:
     """Raises OSError, also for a pipe, a device, and a file that is too long to be written by hand."""
-    found = path.stat()
-    most = MOST_BYTES_OF_NOTEBOOK if path.suffix == NOTEBOOK else MOST_BYTES
-    if not stat.S_ISREG(found.st_mode) or found.st_size > most:
-        raise OSError(errno.EFBIG, f"no file, or one of more than {most:,} bytes")
+    status = path.stat()
+    limit = MOST_BYTES_OF_NOTEBOOK if path.suffix == NOTEBOOK else MOST_BYTES
+    if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
+        raise OSError(errno.EFBIG, f"no file, or one of more than {limit:,} bytes")
     return path.read_bytes()
 
 
@@ -138,4 +141,5 @@ def _reason(error: Exception) -> str:
         return "nested too deep"
     if isinstance(error, ImportError):
         return f"{NO_PARSER} ({error})"
-    return f"{type(error).__name__}: {error.strerror if isinstance(error, OSError) else error}"
+    reason = error.strerror if isinstance(error, OSError) else error
+    return f"{type(error).__name__}: {reason}"

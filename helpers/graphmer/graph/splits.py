@@ -56,7 +56,8 @@ def split_by_module(graph: KnowledgeGraph, *, seed: int, held_out: float = 0.1) 
         if all(parts):
             why = "" if unit == UNITS[0] else f": by {UNITS[0]} they would be too few or too large"
             reason = f"held out by {unit} ({len(sizes):,} of them){why}"
-            return Splits(tuple(parts[0]), tuple(parts[1]), tuple(parts[2]), reason)
+            train, validation, test = map(tuple, parts)
+            return Splits(train, validation, test, reason)
     raise ValueError(
         f"held_out={held_out}: {len(triples):,} triples, too few to hold some out by {' or '.join(UNITS)}; give more sources, or "
         "raise held_out"
@@ -96,13 +97,13 @@ def _join_equal_files(graph: KnowledgeGraph, unit_of: dict[str, str]) -> None:
 
 def _draw(sizes: Counter, held_out: float, seed: int) -> dict[str, int]:
     """Unit -> 0 train, 1 validation, 2 test. Shuffled units fill test, then validation; too large a one goes on."""
-    names = sorted(sizes)
-    random.Random(seed).shuffle(names)
+    units = sorted(sizes)
+    random.Random(seed).shuffle(units)
     room = held_out * sizes.total()
     rooms = {2: room, 1: room, 0: float("inf")}
     part_of = {}
-    for name in names:
-        part = next(part for part, room in rooms.items() if sizes[name] <= room)
-        rooms[part] -= sizes[name]
-        part_of[name] = part
+    for unit in units:
+        part = next(part for part, room in rooms.items() if sizes[unit] <= room)
+        rooms[part] -= sizes[unit]
+        part_of[unit] = part
     return part_of
