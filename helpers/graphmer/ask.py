@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from helpers.data.words import code_words
 
-from .graph.knowledge_graph import Entity, unresolved
+from .graph.knowledge_graph import Entity, last_name, unresolved
 from .graph.repository import Repository
-from .graph.resolution import Resolver, Targets, join, only
+from .graph.resolution import Resolver, Targets
 from .graph.scopes import Expression, Known, Meaning, Module, Scope, Use, Value
 
 KNOWN = "known"
@@ -122,7 +122,7 @@ class Asked:
         for status in count:
             of_status = [answer._asdict() for answer in answers if answer.status == status]
             rows += of_status[:most]
-        word = _without_parameters(name).rpartition(".")[2]
+        word = last_name(_without_parameters(name))
         nothing = f"nothing: no file that was read has the word {word!r} elsewhere"
         return {
             "name": self.whole_name(name),
@@ -172,7 +172,7 @@ class Asked:
         sites = []
         for file, words in self._words(resolver, entities).items():
             for use in self.repository.mentions(file):
-                end = use.chain.rpartition(".")[2].rpartition(":")[2]
+                end = last_name(use.chain).rpartition(":")[2]
                 word = re.split(r"[/()!~]", end, maxsplit=1)[0]
                 if word not in words and word != "cls":
                     continue
@@ -222,16 +222,8 @@ class Asked:
             return resolver.places(use.scope, use.chain)
         targets = resolver.mentioned(use.scope, use.chain)
         if entity.name == "__init__":
-            return targets.map(lambda value: self._constructor(resolver, value))
+            return targets.map(resolver.constructor)
         return targets
-
-    def _constructor(self, resolver: Resolver, value: Value) -> Targets:
-        if value.is_instance or value.entity not in resolver.classes:
-            return only(value)
-        classes = [value.entity]
-        if not value.exact:
-            classes += resolver.subclasses(value.entity)
-        return join(map(resolver.constructor, classes))
 
     def _may_be(self, resolver: Resolver, use: Use, entities: list[Entity]) -> bool:
         """Whether a mention that is not resolved can be one of these: a local variable of the name is not, unless it is called;
@@ -350,7 +342,7 @@ class Asked:
             place = (use.kind, file, use.line, use.column)
             targets = resolver.mentioned(use.scope, use.chain)
             values = [value.entity for value in targets.values if not value.is_instance]
-            word = use.chain.rpartition(".")[2].partition("/")[0]
+            word = last_name(use.chain).partition("/")[0]
             if targets.complete:
                 for value in values:
                     others = [other for other in values if other != value]
@@ -383,7 +375,7 @@ class Asked:
         """One for each name, status and kind; of what is open one for each text of a line."""
         answers: dict[tuple, Answer] = {}
         for site in sites:
-            source = self.repository.line(site.file, site.line)
+            source = self.repository.lines(site.file)[site.line - 1].strip()
             key: tuple[str, ...] = (site.name, site.status, site.kind)
             if site.status == OPEN:
                 key += (source,)
@@ -438,7 +430,7 @@ def _bindings(module: Module) -> Iterator[tuple[str, Meaning, bool]]:
     for table, is_exported in tables:
         for name, meanings in table.items():
             for meaning in meanings:
-                yield name.rpartition(".")[2], meaning, is_exported
+                yield last_name(name), meaning, is_exported
 
 
 def _more(mentioned: str, line: int) -> str:

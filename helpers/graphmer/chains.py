@@ -187,12 +187,11 @@ class EncodedGraph:
 
     def in_both_directions(self, triples: Iterable[Triple]) -> Iterator[tuple[int, int, int]]:
         """Triples in numbers, sorted, and behind a triple its inverse."""
-        numbered = []
-        for head, relation, tail in triples:
-            numbered.append((self.number[head], self.relations.id(relation), self.number[tail]))
-        for start, forward, end in sorted(numbered):
-            yield start, forward, end
-            yield end, self.relations.inverse(forward), start
+        number, relations = self.number, self.relations
+        numbered = [(number[head], relations.id(relation), number[tail]) for head, relation, tail in triples]
+        for head, relation, tail in sorted(numbered):
+            yield head, relation, tail
+            yield tail, relations.inverse(relation), head
 
     def type_consistent(self, draw: random.Random, leaf: Leaf) -> int | None:
         """A wrong tail for a true leaf, any of a type that its relation admits; None where there is none.

@@ -73,12 +73,8 @@ class Documents:
         """data_source: what `load_graph` was given. Raises FileNotFoundError (a source is not there), ValueError (one has changed)."""
         folder = folder_of(data_source)
         self.graph = graph
-        self.sources: dict[str, str] = {}
-        self._lines: dict[str, list[str]] = {}
-        for file in graph.manifest["files"]:
-            text = _text(folder / file["path"], file)
-            self.sources[file["module"]] = text
-            self._lines[file["module"]] = text.split("\n")
+        self.sources = {file["module"]: _text(folder, file) for file in graph.manifest["files"]}
+        self._lines = {module: text.split("\n") for module, text in self.sources.items()}
 
     def text(self, entity_id: str) -> str:
         """The qualified name, a newline and the source lines, dedented; only the name where there are none."""
@@ -94,8 +90,8 @@ class Documents:
         return f"{shown_name(entity_id)}\n{source}"
 
 
-def _text(path: Path, file: dict) -> str:
-    content = path.read_bytes()
+def _text(folder: Path, file: dict) -> str:
+    content = (folder / file["path"]).read_bytes()
     if hashlib.sha256(content).hexdigest() != file["sha256"]:
         raise ValueError(f"{file['path']}: changed since the graph was built; build the graph again")
     if file["language"] == "python":

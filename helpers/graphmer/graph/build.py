@@ -2,7 +2,7 @@
 
 import re
 
-from .knowledge_graph import UNKNOWN, unresolved
+from .knowledge_graph import UNKNOWN, last_name, unresolved
 from .resolution import CLASSES, Resolver
 from .scopes import OPAQUE, Expression, Known, Meaning, Module, Scope, Value
 
@@ -80,7 +80,7 @@ class Build:
 
     def _add(self, head: str, relation: str, tail: Value | None, mention: str) -> None:
         """A new triple; none where its other end has no name, as the result of a call."""
-        name = mention.rpartition(".")[2].partition("/")[0]
+        name = last_name(mention).partition("/")[0]
         if tail:
             entity = self.resolver.external.get(tail.entity)
             if relation in _TELLING and entity and entity.type == "class":
@@ -106,11 +106,8 @@ class Build:
             member = None
         self._add(module.id, "imports_name", member, name)
 
-    def _value(self, scope: Scope, chain: str) -> Value | None:
-        return self.resolver.value(scope, chain).one
-
     def _call(self, scope: Scope, chain: str) -> None:
-        called = self._value(scope, chain)
+        called = self.resolver.value(scope, chain).one
         if called and called.is_instance:
             called = self.resolver.member(called, "__call__").one
         if called and chain in ("super", "type") and called.entity == f"builtins.{chain}":
@@ -121,12 +118,12 @@ class Build:
             if not is_class and kind not in _CALLABLE:
                 called = None
         else:
-            is_class = chain.rpartition(".")[2][:1].isupper()
+            is_class = last_name(chain)[:1].isupper()
         relation = "instantiates" if is_class else "calls"
         self._add(scope.owner, relation, called, chain)
 
     def _relate(self, scope: Scope, head: str, relation: str, chain: str) -> None:
-        value = self._value(scope, chain)
+        value = self.resolver.value(scope, chain).one
         if value and value.is_instance and relation != "raises":  # `raise error` of an instance
             value = None
         if value and relation not in ("annotated_with", "imports"):
@@ -176,7 +173,7 @@ class Build:
         return types
 
     def _is_test(self, scope: Scope, in_file: bool) -> bool:
-        if scope.kind != "function" or not scope.owner.rpartition(".")[2].startswith("test"):
+        if scope.kind != "function" or not last_name(scope.owner).startswith("test"):
             return False
         outer = scope.outer
         if outer.kind == "class" and any(base in _TEST_CASE for base in self.resolver.order(outer.owner)):

@@ -9,7 +9,7 @@ java.lang, a method that an anonymous class may inherit, and a class that an exp
 import re
 
 from .imports import Imports
-from .knowledge_graph import Entity
+from .knowledge_graph import Entity, last_name
 from .resolution import CLASSES, OPEN, Resolver, Targets, only
 from .scopes import OPAQUE, Expression, Known, Module, Scope, Use, Value
 
@@ -76,7 +76,7 @@ def read_java(content: bytes, label: str) -> Module:
     module.scope = Scope("module", owner, prefix, None, module)
     module.stars.append((package, 0))
     if package:
-        name = package.rpartition(".")[2]
+        name = last_name(package)
         module.entities.append(Entity(owner, "package", name, module=owner))
     for node in _children(root, "import_declaration"):
         *words, imported = _text(node).rstrip("; ").split()
@@ -124,10 +124,9 @@ def _read(types, module):
             _mention(here, "called", chain, node.child_by_field_name("name"))
         elif kind == "object_creation_expression":
             written = node.child_by_field_name("type")
-            _mention(here, "called", _chain_of_type(written) or "?", written)
+            _mention(here, "called", _chain_of_type(written), written)
         elif kind in ("type_identifier", "scoped_type_identifier") and node.parent.type in _MENTIONS:
-            use = _MENTIONS[node.parent.type]
-            _mention(here, use, _chain_of_type(node) or "?", node)
+            _mention(here, _MENTIONS[node.parent.type], _chain_of_type(node), node)
         elif kind in ("marker_annotation", "annotation"):
             _mention(here, "decorates", _name(node), node)
         elif kind == "method_reference":
@@ -152,8 +151,7 @@ def _type(node, around):
         if bases[0].type == "type_list":
             bases = bases[0].named_children
         for base in bases:
-            chain = _chain_of_type(base) or "?"
-            scope.bases.append((_ABOVE[clause.type], chain))
+            scope.bases.append((_ABOVE[clause.type], _chain_of_type(base)))
     return scope
 
 
@@ -176,7 +174,7 @@ def _method(node, outer):
     if not {"static", "private"}.intersection(modifiers.split()):
         outer.names[f"{name}({signature})"] = [meaning]
     result = _chain_of_type(node.child_by_field_name("type"))
-    if result:
+    if result != "?":
         outer.module.results[entity] = [Expression(f"{result}()", scope)]
     return scope
 
@@ -184,7 +182,7 @@ def _method(node, outer):
 def _bind(node, scope):
     """Fields of a class, local variables or parameters; what is primitive, an array or not certain is opaque."""
     written = _declared_type(node)
-    instance = f"{_chain_of_type(written) or '?'}()"
+    instance = f"{_chain_of_type(written)}()"
     for declared in _children(node, "variable_declarator") or [node]:
         # The name is "" in a test without a variable, and of a resource that is declared elsewhere; nothing looks it up.
         name, value, chain = _name(declared), declared.child_by_field_name("value"), instance
@@ -228,7 +226,7 @@ def _chain(node) -> str:
         elif kind == "string_literal":
             return f"String(){rest}"
         elif kind in ("cast_expression", "object_creation_expression"):
-            return f"{_chain_of_type(node.child_by_field_name('type')) or '?'}(){rest}"
+            return f"{_chain_of_type(node.child_by_field_name('type'))}(){rest}"
         else:
             break
     if rest:
@@ -243,12 +241,12 @@ def _declared_type(node):
 
 
 def _chain_of_type(node) -> str:
-    """The name of a type, or for one with its package a chain that is looked up nowhere; "" for all that is no class."""
+    """The name of a type, or for one with its package a chain that is looked up nowhere; "?" for all that is no class."""
     if node and (node.type == "generic_type" or (node.type == "catch_type" and node.named_child_count == 1)):
         node = node.named_children[0]
     name = _text(node)
     if not re.fullmatch(r"[\w$.]+", name) or not node.type.endswith("type_identifier"):
-        return ""
+        return "?"
     if "." in name and name[0].islower():
         return f"<{name.replace('.', '/')}>"
     return name
@@ -296,7 +294,7 @@ class JavaResolver(Resolver):
         """A type or a package by its full name; outside of the sources a capital tells which of them it is."""
         if self.label + name in self.classes:
             return Value(self.label + name)
-        last = name.rpartition(".")[2]
+        last = last_name(name)
         return self._outside(name, "class" if last[:1].isupper() else "package")
 
     def _name(self, scope: Scope, name: str) -> Targets:

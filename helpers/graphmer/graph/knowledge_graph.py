@@ -32,6 +32,11 @@ class Entity(NamedTuple):
     end_line: int = 0
 
 
+def last_name(name: str) -> str:
+    """`f` of `a.b.f`."""
+    return name.rpartition(".")[2]
+
+
 def unresolved(name: str) -> str:
     """Id of what stands for every mention of a name that nothing resolves."""
     return f"{_NOT_RESOLVED}{name}"

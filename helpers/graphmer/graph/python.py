@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 from . import scopes
-from .knowledge_graph import DEFINED, Entity
+from .knowledge_graph import DEFINED, Entity, last_name
 from .scopes import NOTHING, OPAQUE, Expression, Known, Meaning, Module, Scope, Value
 
 _CLASS_METHODS = {"__new__", "__init_subclass__", "__class_getitem__"}
@@ -75,7 +75,7 @@ def read_python(module: Module, content: bytes) -> Module:
     """Fills `module`. Raises what `ast.parse` does."""
     tree = ast.parse(content)
     kind_of_module = "package" if module.is_package else "module"
-    name = module.id.rpartition(".")[2]
+    name = last_name(module.id)
     lines = (1, content.count(b"\n") + 1)
     module.entities.append(Entity(module.id, kind_of_module, name, DEFINED, module.id, *lines))
     todo = module.todo
@@ -163,7 +163,7 @@ def _call(node, scope, stack):
     called, arguments = node.func, node.args
     words = scope.module.words
     chain, use = chain_of(called), getattr(node, "use", "called")
-    name = chain.rpartition(".")[2]
+    name = last_name(chain)
     if type(called) in _NAMES:
         called.use = use
         if name in _MEMBERS:
@@ -256,8 +256,8 @@ def _expression(scope: Scope, node: ast.AST, end: str = "") -> Meaning:
     return Expression(chain + end, scope)
 
 
-def _meanings(value: ast.AST, scope: Scope) -> list[Meaning]:
-    """What a name may be bound to by `name = value`."""
+def _meanings(value: ast.AST | None, scope: Scope) -> list[Meaning]:
+    """What a name may be bound to by `name = value`, or a result by `return value`."""
     if isinstance(value, ast.IfExp):
         return _meanings(value.body, scope) + _meanings(value.orelse, scope)
     if isinstance(value, ast.BoolOp):
@@ -265,7 +265,7 @@ def _meanings(value: ast.AST, scope: Scope) -> list[Meaning]:
         for part in value.values:
             meanings += _meanings(part, scope)
         return meanings
-    if type(value) is ast.Constant and value.value is None:
+    if value is None or (type(value) is ast.Constant and value.value is None):
         return [NOTHING]
     return [_expression(scope, value)]
 
@@ -324,7 +324,7 @@ def _function(node, scope, stack):
     decorators = [chain_of(_called(decorator)) for decorator in node.decorator_list]
     _defaults(node.args, stack)
     stack.append(node.decorator_list)
-    if any(chain.rpartition(".")[2] == "overload" for chain in decorators):
+    if any(last_name(chain) == "overload" for chain in decorators):
         use = scopes.Use(scope, "overloaded", name, node.lineno, node.col_offset)
         module.uses.append(use)
         return  # the implementation is what is defined
@@ -378,7 +378,7 @@ def _decorated(node: ast.FunctionDef | ast.ClassDef, entity: str, scope: Scope) 
     for decorator in node.decorator_list:
         module.decorators.setdefault(entity, []).append(_expression(scope, decorator))
         chain = chain_of(_called(decorator))
-        if chain.rpartition(".")[2] == "wraps" and type(decorator) is ast.Call and decorator.args:
+        if last_name(chain) == "wraps" and type(decorator) is ast.Call and decorator.args:
             wrapped = chain_of(decorator.args[0])
             if any(type(part) is ast.Call and chain_of(part.func) == wrapped for part in ast.walk(node)):
                 module.wrappers[entity] = wrapped
@@ -419,7 +419,7 @@ def _declared(annotation: ast.AST | None, scope: Scope) -> list[Meaning]:
     for chain in declared_types(annotation):
         if chain == "None":
             meanings.append(NOTHING)
-        elif chain.rpartition(".")[2] == "Self" and scope.kind == "class":
+        elif last_name(chain) == "Self" and scope.kind == "class":
             meanings.append(Known(Value(scope.owner, True, False)))
         elif chain[0] == "?":
             meanings.append(OPAQUE)
@@ -458,7 +458,7 @@ def _class(node, scope, stack):
     inner = Scope("class", entity, f"{entity}.", scope, scope.module)
     for decorator in node.decorator_list:
         chain = chain_of(_called(decorator))
-        if chain.rpartition(".")[2] in _MAKE_CONSTRUCTORS:
+        if last_name(chain) in _MAKE_CONSTRUCTORS:
             inner.names["__init__"] = [OPAQUE]
     for base in node.bases:
         if type(base) is ast.Subscript:
@@ -539,10 +539,7 @@ def _except(node, scope, stack):
 
 def _return(node, scope, stack):
     if scope.kind == "function":
-        meanings = [NOTHING]
-        if node.value:
-            meanings = _meanings(node.value, scope)
-        for meaning in meanings:
+        for meaning in _meanings(node.value, scope):
             scopes.bind(scope.module.returned, scope.owner, meaning)
     stack.append(node.value)
 
@@ -553,7 +550,7 @@ def _yield(node, scope, stack):
 
 
 def _subscript(node, scope, stack):
-    name = chain_of(node.value).rpartition(".")[2]
+    name = last_name(chain_of(node.value))
     if name[:1].isupper() or name in ("list", "dict", "tuple", "set", "type"):  # a type as an expression, `Optional[C]`
         _mark(getattr(node.slice, "elts", node.slice), "annotated")
     stack += (node.value, node.slice)
@@ -616,7 +613,7 @@ def chain_of(node: ast.AST) -> str:
             return node.id + rest
         elif isinstance(node, ast.Call):
             function = chain_of(node.func)
-            if function.rpartition(".")[2] in _WITH_ARGUMENT and node.args and "(" not in function:
+            if last_name(function) in _WITH_ARGUMENT and node.args and "(" not in function:
                 return f"{function}({chain_of(node.args[0])}){rest}"
             rest = f"(){rest}"
             node = node.func
@@ -649,7 +646,7 @@ def declared_types(node: ast.AST | None) -> list[str]:
         return declared_types(node.left) + declared_types(node.right)
     if isinstance(node, ast.Subscript):
         outer = chain_of(node.value)
-        name = outer.rpartition(".")[2]
+        name = last_name(outer)
         if name in ("type", "Type"):
             return [f"{chain}!^" for chain in declared_types(node.slice)]
         if name == "Literal":

@@ -135,11 +135,8 @@ class Repository:
         """All definitions, without the relations between them; as far as possible from the user's cache folder."""
         files = [file for file in self.sources.read if file["language"] != "notebook"]
         modules = {file["module"] for file in files}
-        entities = {}
-        for name in sorted(self.entities):
-            if self.entities[name].module in modules:
-                entities[name] = self.entities[name]
-        return KnowledgeGraph(entities, (), {"files": files, "failed": self.failed})
+        entities = [entity for entity in self.entities.values() if entity.module in modules]
+        return build_graph(entities, (), {"files": files, "failed": self.failed})
 
     def files_with(self, words: set[str]) -> list[str]:
         """Files in which one of the words occurs."""
@@ -181,10 +178,6 @@ class Repository:
         if file.endswith(".ipynb"):
             content, _ = notebook_code(content)
         return re.split("\r\n|\r|\n", content.decode("utf-8", "replace"))
-
-    def line(self, file: str, line: int) -> str:
-        """The text of a line."""
-        return self.lines(file)[line - 1].strip()
 
 
 # ---- reading all files

@@ -14,7 +14,7 @@ from types import BuiltinFunctionType
 from typing import NamedTuple
 
 from .imports import Imports
-from .knowledge_graph import EXTERNAL, UNKNOWN, Entity
+from .knowledge_graph import EXTERNAL, UNKNOWN, Entity, last_name
 from .python import ANYTHING, THIS_MODULE
 from .scopes import NOTHING, OPAQUE, Expression, Known, Meaning, Module, Scope, Value
 
@@ -167,7 +167,7 @@ class Resolver:
 
     def _computed_names(self, scope: Scope) -> set[str]:
         """What a computed name can be in a function: its own strings, and those that calls of it give."""
-        name = scope.owner.removesuffix(".__init__").rpartition(".")[2]
+        name = last_name(scope.owner.removesuffix(".__init__"))
         words: set[str] = set()
         for module in self.modules.values():
             words.update(module.words.get(scope.owner, ()), module.words.get(name, ()))
@@ -504,19 +504,23 @@ class Resolver:
                     return False
         return not self._in_sources(entity, "__new__")
 
-    def _in_sources(self, entity: str, name: str) -> str | None:
-        """The function that a class in the sources has under a name."""
+    def _in_sources(self, entity: str, name: str) -> bool:
+        """Whether a class has a function of the sources under a name."""
         targets = self.lookup(self.order(entity), name, is_instance=False)
-        for value in targets.values:
-            if value.entity in self.module_of:
-                return value.entity
-        return None
+        return any(value.entity in self.module_of for value in targets.values)
 
-    def constructor(self, entity: str) -> Targets:
-        """The `__init__` in the sources that calling a class runs."""
-        if not self.makes_instances(entity):
-            return OPEN
-        return self.lookup(self.order(entity), "__init__", False)
+    def constructor(self, value: Value) -> Targets:
+        """The `__init__` in the sources that calling a class runs; the value itself where it is no class of theirs."""
+        if value.is_instance or value.entity not in self.classes:
+            return only(value)
+        classes = [value.entity]
+        if not value.exact:
+            classes += self.subclasses(value.entity)
+        parts = []
+        for entity in classes:
+            is_run = self.makes_instances(entity)
+            parts.append(self.lookup(self.order(entity), "__init__", False) if is_run else OPEN)
+        return join(parts)
 
     # ---- decorators
 
@@ -538,9 +542,11 @@ class Resolver:
         return False
 
     def _makes_properties(self, decorator: str) -> bool:
+        if decorator in _PROPERTIES:
+            return True
         if decorator in self.classes:
-            return "builtins.property" in self.order(decorator) or decorator in _PROPERTIES
-        return decorator in _PROPERTIES or decorator.endswith("cached_property")
+            return "builtins.property" in self.order(decorator)
+        return decorator.endswith("cached_property")
 
     def passes(self, entity: str) -> int:
         """0: its decorators may put anything in its place · 1: its calls run it · 2: and they give what it gives."""
@@ -824,7 +830,7 @@ class Resolver:
                 module = "builtins"
             elif kind == "module":
                 module = entity
-            name = entity.rpartition(".")[2]
+            name = last_name(entity)
             self.external[entity] = Entity(entity, kind, name, EXTERNAL, module)
         return Value(entity)
 

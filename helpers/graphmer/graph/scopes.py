@@ -219,20 +219,17 @@ def unpack(text: str) -> Module:
     def table_of(table: dict[str, list]) -> dict[str, list[Meaning]]:
         return {name: [meaning_of(row) for row in meanings] for name, meanings in table.items()}
 
-    def scopes_of(table: dict[str, int]) -> dict[str, Scope]:
-        return {name: scopes[number] for name, number in table.items()}
-
     for scope, row in zip(scopes, rows, strict=True):
         parts = dict(zip(_SCOPE_FIELDS, row, strict=True))
         if parts["parent"] is not None:
             parts["parent"] = scopes[parts["parent"]]
         parts["names"] = table_of(parts["names"])
         parts["fields"] = table_of(parts["fields"])
-        parts["declared"] = scopes_of(parts["declared"])
+        parts["declared"] = {name: scopes[number] for name, number in parts["declared"].items()}
         vars(scope).update(parts)
     record["scope"] = scopes[record["scope"]]
     record["entities"] = [Entity._make(row) for row in record["entities"]]
-    record["classes"] = scopes_of(record["classes"])
+    record["classes"] = {name: scopes[number] for name, number in record["classes"].items()}
     for name in ("results", "returned", "decorators"):
         record[name] = table_of(record[name])
     stores = record["stores"]

@@ -87,7 +87,8 @@ class Sources:
         except _UNREADABLE as error:
             self.failed.append({"path": file, "error": _reason(error)})
             return None
-        module.record = {"path": file, "module": module.id, "language": language, "sha256": _sha256(content)}
+        digest = hashlib.sha256(content).hexdigest()
+        module.record = {"path": file, "module": module.id, "language": language, "sha256": digest}
         self.read.append(module.record)
         return module
 
@@ -127,10 +128,6 @@ def _read(path: Path) -> bytes:
     if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
         raise OSError(errno.EFBIG, f"no file, or one of more than {limit:,} bytes")
     return path.read_bytes()
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _reason(error: Exception) -> str:
