@@ -51,8 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 def _ask(options: argparse.Namespace) -> None:
     from .ask import Asked
 
-    asked = Asked(options.repository)
-    report = asked.report(options.name, options.relation, options.most)
+    report = Asked(options.repository).report(options.name, options.relation, options.most)
     if options.json:
         print(json.dumps(report))
         return

@@ -95,8 +95,7 @@ class Asked:
         self.repository.refresh()
         group = self.group(name)
         if relation == "calls":
-            called = map(self._called, group)
-            return self._answers(itertools.chain.from_iterable(called))
+            return self._answers(itertools.chain(*map(self._called, group)))
         sites = self.uses(name, infer)
         if relation == "impact":
             unproved = [site for site in sites if site.status not in (KNOWN, OVERRIDDEN)]
@@ -120,8 +119,7 @@ class Asked:
         count = Counter(answer.status for answer in answers)
         rows = []
         for status in count:
-            of_status = [answer._asdict() for answer in answers if answer.status == status]
-            rows += of_status[:most]
+            rows += [answer._asdict() for answer in answers if answer.status == status][:most]
         word = last_name(_without_parameters(name))
         nothing = f"nothing: no file that was read has the word {word!r} elsewhere"
         return {
@@ -159,8 +157,9 @@ class Asked:
             return matches
         if matches:
             raise ValueError(f"name={name!r}: {len(bases)} have this name: {_some(bases)}; give a longer one")
-        near = _near(name, base_of.values())
-        raise ValueError(f"name={name!r}: none of {len(base_of):,} definitions has this name; {near}")
+        raise ValueError(
+            f"name={name!r}: none of {len(base_of):,} definitions has this name; {_near(name, base_of.values())}"
+        )
 
     # ---- who uses it
 
@@ -298,8 +297,7 @@ class Asked:
         entity, resolver = self.repository.entities[group[0]], self.repository.resolver_of[group[0]]
         family = {*group}.union(*map(resolver.overriders, group))
         others = {*self._candidates(entity.name)} - family
-        has_words = len(code_words(entity.name)) > 1
-        is_only_one = has_words and not others and entity.type != "function"
+        is_only_one = len(code_words(entity.name)) > 1 and not others and entity.type != "function"
         is_override = any(family.intersection(resolver.overriders(other)) for other in others)
         scripts: dict[str, Any] = {}
         end = time.monotonic() + _INFERENCE_SECONDS
@@ -325,8 +323,7 @@ class Asked:
                 project = jedi.Project(self.repository.sources.outermost)
                 scripts[site.file] = jedi.Script(path=folder / site.file, project=project)
             for name in scripts[site.file].goto(site.line, site.column, follow_imports=True):
-                file = name.module_path.relative_to(folder)
-                places.add(f"{file.as_posix()}:{name.line}")
+                places.add(f"{name.module_path.relative_to(folder).as_posix()}:{name.line}")
         return places
 
     # ---- what it calls, what a change reaches
@@ -349,8 +346,7 @@ class Asked:
                     status = ONE_OF if others else KNOWN
                     yield Site(value, status, *place, _some(others))
             elif word.isidentifier():
-                candidates = _some(self._candidates(word))
-                yield Site(unresolved(word), OPEN, *place, candidates)
+                yield Site(unresolved(word), OPEN, *place, _some(self._candidates(word)))
 
     def _impact(self, group: list[str], sites: list[Site]) -> list[Answer]:
         """All that reach it, each by the fewest uses; what is not proved is not followed."""
@@ -386,8 +382,7 @@ class Asked:
             place = self.repository.place(site.file, site.line)
             defined = self._defined_at(site.name)
             answers[key] = Answer(site.name, site.status, site.kind, 1, defined, place, source, site.could_be)
-        by_status = sorted(answers.values(), key=lambda answer: answer.kind not in CALLS)
-        return sorted(by_status, key=lambda answer: STATUSES.index(answer.status))
+        return sorted(answers.values(), key=lambda answer: (STATUSES.index(answer.status), answer.kind not in CALLS))
 
     def _defined_at(self, name: str) -> str:
         entity = self.repository.entities.get(name)

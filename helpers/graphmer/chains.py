@@ -198,13 +198,11 @@ class EncodedGraph:
 
         Never a true one, or one whose leaf reads like a true one's.
         """
-        types = self.relations.tail_types[leaf.relation]
-        return self._draw(draw, self.admitted[types], leaf)
+        return self._draw(draw, self.admitted[self.relations.tail_types[leaf.relation]], leaf)
 
     def hard(self, draw: random.Random, leaf: Leaf) -> int | None:
         """One of the tail's module; where there is none, any."""
-        module = self.entities[leaf.tail].module
-        wrong = self._draw(draw, self.of_module[module], leaf)
+        wrong = self._draw(draw, self.of_module[self.entities[leaf.tail].module], leaf)
         if wrong is None:
             return self.type_consistent(draw, leaf)
         return wrong

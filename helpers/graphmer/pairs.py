@@ -53,10 +53,8 @@ def definitions(folder: str | Path) -> list[Definition]:
     Files that do not parse are passed over. Names begin with the folder's own, but in the standard library.
     """
     root = Path(folder).expanduser().resolve()
-    result = []
-    for path in list_sources(root):
-        result += _read_file(path, root)
-    return result
+    files = [_read_file(path, root) for path in list_sources(root)]
+    return list(itertools.chain(*files))
 
 
 def list_sources(root: Path) -> list[Path]:
@@ -115,8 +113,7 @@ def _without_docstring(node: DefinitionNode, lines: list[str]) -> str:
 def first_sentence(docstring: str) -> str:
     """The first sentence of the first paragraph, on one line."""
     paragraph = PARAGRAPH.split(docstring.strip(), maxsplit=1)[0]
-    line = " ".join(paragraph.split())
-    return SENTENCE.split(line, maxsplit=1)[0]
+    return SENTENCE.split(" ".join(paragraph.split()), maxsplit=1)[0]
 
 
 def is_question(sentence: str) -> bool:

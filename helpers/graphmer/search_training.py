@@ -149,8 +149,7 @@ def verdict(rows: Mapping[str, Sequence[float]], groups: Sequence[str], best: st
     """MRR of each row, and how far the row `best` is above it, with a 95 % interval: a bootstrap over groups of questions."""
     table = []
     for name, ranks_Q in rows.items():
-        difference_Q = np.subtract(rows[best], ranks_Q)
-        interval = bootstrap(np.mean, difference_Q, groups=groups)
+        interval = bootstrap(np.mean, np.subtract(rows[best], ranks_Q), groups=groups)
         above = "" if name == best else str(interval)
         mean = round(float(np.mean(ranks_Q)), 3)
         table.append({"row": name, "MRR": mean, f"{best} above it (95 %)": above})

@@ -79,8 +79,7 @@ def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
     """
     params = GraphParameters.defaults().model_copy(update={"config": asked.model or AUTO})
     configuration = params.configuration(machine)
-    recipe = run_recipe(configuration, asked.examples or SEQUENCES, machine.device_count)
-    return recipe, _step(configuration)
+    return run_recipe(configuration, asked.examples or SEQUENCES, machine.device_count), _step(configuration)
 
 
 @functools.lru_cache(maxsize=4)  # machines with one configuration share what is counted of it

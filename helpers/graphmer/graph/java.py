@@ -144,8 +144,7 @@ def _type(node, around):
     name, module = _name(node), around.module
     entity = around.define(KINDS[node.type], name, _lines(node))
     around.bind(name, Known(Value(entity)))
-    scope = Scope("class", entity, f"{entity}.", around, module)
-    scope = module.classes.setdefault(entity, scope)
+    scope = module.classes.setdefault(entity, Scope("class", entity, f"{entity}.", around, module))
     for clause in _children(node, *_ABOVE):
         bases = clause.named_children[-1:]
         if bases[0].type == "type_list":
@@ -236,8 +235,8 @@ def _chain(node) -> str:
 
 def _declared_type(node):
     others = [child for child in node.named_children if child.type != "modifiers"]
-    right = node.child_by_field_name("right")  # x instanceof Type name
-    return node.child_by_field_name("type") or right or others[0]
+    # "right" is that of `x instanceof Type name`.
+    return node.child_by_field_name("type") or node.child_by_field_name("right") or others[0]
 
 
 def _chain_of_type(node) -> str:

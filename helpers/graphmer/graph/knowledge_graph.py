@@ -60,10 +60,10 @@ class KnowledgeGraph:
     triples: tuple[Triple, ...]
     manifest: dict[str, Any] = field(default_factory=dict)
 
-    def place(self, entity: Entity, line: int = 0) -> str:
-        """`file:line` of an entity's definition, or of another line of its module; "" where that is not known."""
-        path, line = self._paths.get(entity.module), line or entity.line
-        return f"{path}:{line}" if path and line else ""
+    def place(self, entity: Entity) -> str:
+        """`file:line` of an entity's definition; "" where that is not known."""
+        path = self._paths.get(entity.module)
+        return f"{path}:{entity.line}" if path and entity.line else ""
 
     @cached_property
     def _paths(self) -> dict[str, str]:

@@ -155,8 +155,7 @@ def _outlives(node: ast.Name | ast.Attribute, scope: Scope) -> bool:
 
 def _mention(scope: Scope, kind: str, chain: str, node: ast.AST) -> None:
     line, end = node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]  # what is mentioned has a place
-    use = scopes.Use(scope, kind, chain, line, end - 1)
-    scope.module.uses.append(use)
+    scope.module.uses.append(scopes.Use(scope, kind, chain, line, end - 1))
 
 
 def _call(node, scope, stack):
@@ -325,8 +324,7 @@ def _function(node, scope, stack):
     _defaults(node.args, stack)
     stack.append(node.decorator_list)
     if any(last_name(chain) == "overload" for chain in decorators):
-        use = scopes.Use(scope, "overloaded", name, node.lineno, node.col_offset)
-        module.uses.append(use)
+        module.uses.append(scopes.Use(scope, "overloaded", name, node.lineno, node.col_offset))
         return  # the implementation is what is defined
 
     in_class = scope.kind == "class"

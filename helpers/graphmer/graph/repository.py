@@ -121,7 +121,7 @@ class Repository:
                 self.resolver_of.setdefault(name, resolver)
 
     def _keep(self) -> None:
-        used = sorted(set(self._keys.values()))
+        used = sorted({*self._keys.values()})
         self._modules = {key: self._modules[key] for key in used}
         if self._is_new:
             self._kept = {key: self._kept[key] for key in used}

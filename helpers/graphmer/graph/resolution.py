@@ -90,17 +90,15 @@ def only(value: Value | None) -> Targets:
     return Targets((value,), True)
 
 
-def join(parts: Iterable[Targets]) -> Targets:
+def join(parts: list[Targets]) -> Targets:
     """All that one of the parts may stand for."""
     is_exact: dict[tuple[str, bool], bool] = {}
-    is_complete = []
     for part in parts:
-        is_complete.append(part.complete)
         for value in part.values:
             key = (value.entity, value.is_instance)
             is_exact[key] = value.exact and is_exact.get(key, True)
     values = [Value(*key, exact) for key, exact in is_exact.items()]
-    return Targets(tuple(values), bool(is_complete) and all(is_complete))
+    return Targets(tuple(values), bool(parts) and all(part.complete for part in parts))
 
 
 class Resolver:
@@ -235,7 +233,7 @@ class Resolver:
             instances = self.value(scope, chain[:-1])
             return instances.map(lambda instance: only(instance._replace(is_instance=False)))
         if chain.endswith("()~"):
-            return self.value(scope, chain[:-3]).map(self._awaited)
+            return self.value(scope, chain[:-3]).map(lambda called: self._returned(called, is_awaited=True))
         if last == "~" or chain[0] == "?":
             return OPEN
         if ":" in chain:
@@ -248,8 +246,7 @@ class Resolver:
             return self._name(scope, chain)
         if _SUPER.fullmatch(before):
             return self._inherited(scope, before[6:-1], name)
-        owners = self.value(scope, before)
-        return owners.map(lambda owner: self._attribute(owner, name))
+        return self.value(scope, before).map(lambda owner: self._attribute(owner, name))
 
     def _value_of_call(self, scope: Scope, chain: str) -> Targets:
         if chain.endswith("()"):
@@ -259,8 +256,7 @@ class Resolver:
         targets = self.value(scope, called)
         method = targets.one and _GIVING_ARGUMENT.get(targets.one.entity)
         if argument and method:
-            arguments = self.value(scope, argument)
-            return arguments.map(lambda value: self._by_method(value, method))
+            return self.value(scope, argument).map(lambda value: self._by_method(value, method))
         if called in ("super", "type"):  # what `type(x)` gives is some class, not an instance of `type`
             return OPEN
         return targets.map(self._result)
@@ -271,8 +267,7 @@ class Resolver:
         if not dot or chain[-1] in ")!~" or chain[0] == "?" or ":" in chain or _SUPER.fullmatch(before):
             targets = self.value(scope, chain)
         else:
-            owners = self.value(scope, before)
-            targets = owners.map(lambda owner: self.attribute(owner, name))
+            targets = self.value(scope, before).map(lambda owner: self.attribute(owner, name))
         return targets._replace(values=self._uncovered(targets.values))
 
     def _uncovered(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
@@ -463,12 +458,9 @@ class Resolver:
             return only(value)
         return methods.map(self._result)
 
-    def _awaited(self, called: Value) -> Targets:
+    def _returned(self, called: Value, is_awaited: bool) -> Targets:
         if called.is_instance:
             return OPEN
-        return self._returned(called, is_awaited=True)
-
-    def _returned(self, called: Value, is_awaited: bool) -> Targets:
         functions = [called.entity]
         if not called.exact:
             functions += self.overriders(called.entity)
@@ -552,8 +544,7 @@ class Resolver:
         """0: its decorators may put anything in its place · 1: its calls run it · 2: and they give what it gives."""
         if entity not in self.passing:
             self.passing[entity] = 0
-            levels = map(self._passed, self._decorators(entity))
-            self.passing[entity] = min(levels, default=2)
+            self.passing[entity] = min(map(self._passed, self._decorators(entity)), default=2)
         return self.passing[entity]
 
     def _passed(self, decorator: Meaning) -> int:
@@ -770,8 +761,7 @@ class Resolver:
         for entity in (within.owner, *self.subclasses(within.owner)):
             order = self.order(entity)
             if start.entity in order:
-                position = order.index(start.entity)
-                rests.append(order[position + 1 :])
+                rests.append(order[order.index(start.entity) + 1 :])
         return self._in_orders(rests, name, is_instance=False).map(self._read)
 
     # ---- where a name is defined, whatever it stands for
@@ -786,8 +776,7 @@ class Resolver:
             return self._places_in(module, name)
         before, dot, name = chain.rpartition(".")
         if dot:
-            owners = self.value(scope, before)
-            return owners.map(lambda owner: self._places_in(owner, name))
+            return self.value(scope, before).map(lambda owner: self._places_in(owner, name))
         binder = self.binder(scope, name)
         if binder is None:
             return OPEN
@@ -830,8 +819,7 @@ class Resolver:
                 module = "builtins"
             elif kind == "module":
                 module = entity
-            name = last_name(entity)
-            self.external[entity] = Entity(entity, kind, name, EXTERNAL, module)
+            self.external[entity] = Entity(entity, kind, last_name(entity), EXTERNAL, module)
         return Value(entity)
 
     def type_of(self, name: str) -> str:

@@ -194,8 +194,7 @@ def pack(module: Module) -> str:
         return sorted(value)
 
     record = {name: getattr(module, name) for name in _MODULE_FIELDS}
-    fields_of = operator.attrgetter(*_SCOPE_FIELDS)
-    record["scopes"] = [fields_of(scope) for scope in module.scopes]
+    record["scopes"] = list(map(operator.attrgetter(*_SCOPE_FIELDS), module.scopes))
     return json.dumps(record, default=plain, separators=(",", ":"))
 
 

@@ -52,11 +52,11 @@ class Sources:
 
     above: the folders of packages around it, as "package/", where it lies in one; outermost: the folder above them. projects: folders below, named from the outermost
     package, that pip installs from. read: path, module, language and sha256 of each file that was parsed. failed: path and error of
-    each other one. listing: these files, and what is skipped.
+    each other one.
     """
 
     def __init__(self, listing: Listing):
-        self.listing, self.root = listing, listing.folder
+        self.root = listing.folder
         paths = sorted(path.relative_to(self.root).as_posix() for path in listing.files)
         self.files = [path for path in paths if path.endswith((*_READ, NOTEBOOK))]
         root = self.root
