@@ -28,7 +28,6 @@ ENVIRONMENTS = ROOT / ".versions"
 RESULTS = ROOT / "docs/results/versions.json"
 IMAGES = "images"
 CORE = (
-    "private_names",
     "parameters",
     "run_folder",
     "checkpoint",
@@ -36,8 +35,6 @@ CORE = (
     "interruption",
     "failures",
     "counting",
-    "plan",
-    "arrows",
 )
 # googlecolab/backend-info @ a724079 (2026-08-19), pip-freeze.gpu.txt and pip-freeze.tpu.txt: what a runtime comes with of all that our
 # requirements lead to. Where torch has a build of its own (+cu128, +cpu), the one of the index stands in its place.

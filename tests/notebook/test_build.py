@@ -75,23 +75,12 @@ def tiny(tmp_path):
     return source
 
 
-def command_line(*arguments: object, cwd: Path = ROOT, hash_seed: int = 0) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PYTHONHASHSEED": str(hash_seed)}
+def command_line(*arguments: object, cwd: Path = ROOT, hash_seed: str = "0") -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONHASHSEED": hash_seed}
     return python(ROOT / "notebooks" / "build.py", *arguments, cwd=cwd, env=environment)
 
 
 # ---- the notebooks ----
-
-
-def test_building_twice_from_different_folders_gives_the_same_bytes(tiny, tmp_path):
-    for hash_seed, cwd in enumerate((ROOT, tmp_path)):
-        finished = command_line(
-            "--source", tiny.parent, "--out", tmp_path / str(hash_seed), cwd=cwd, hash_seed=hash_seed
-        )
-        assert finished.returncode == 0, finished.stderr
-    first, second = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in "01")
-    assert first.keys() == {"tiny.ipynb", "tiny_tpu.ipynb"}
-    assert first == second
 
 
 @pytest.mark.parametrize(("twin", "accelerator", "kind"), [("gpu", "GPU", "T4"), ("tpu", "TPU", "V5E1")])
@@ -122,27 +111,10 @@ def test_twins_differ_in_tagged_cells_and_marked_lines_alone(tiny):
     assert lines == {f'use_tpu: bool = {value}  # @param {{type:"boolean"}}' for value in (False, True)}
 
 
-@pytest.mark.parametrize(
-    "old, new, message",
-    [
-        ("# requirements: matplotlib", "# requirements: matplotlib nowhere", "nowhere: not in requirements-gpu.txt"),
-        ("# requirements: matplotlib", "import helpers", "must hold `# requirements:"),
-        ('tags=["gpu"]', 'tags=["gpu", "tpu"]', "cell 4 is tagged gpu and tpu"),
-        ('device = "cuda"', 'device = "cuda"  # tpu only', "cell 4 has no line left in the gpu twin"),
-        ("# parameters: helpers.parameters.Parameters", "seed: int = 0", "must hold `# parameters: helpers.<room>"),
-    ],
-)
-def test_a_source_that_is_not_understood_is_an_error(tiny, old, new, message):
-    assert old in TINY
-    tiny.write_text(TINY.replace(old, new))
-    with pytest.raises(ValueError, match=re.escape(message)):
-        build.twin_cells(tiny, "gpu")
-
-
-def test_check_passes_on_what_was_built_and_names_each_notebook_that_differs(tiny, tmp_path):
+def test_check_passes_on_what_was_built_from_another_folder_and_names_each_notebook_that_differs(tiny, tmp_path):
     arguments = ("--source", tiny.parent, "--out", tmp_path)
     assert command_line(*arguments).returncode == 0
-    assert command_line("--check", *arguments).returncode == 0
+    assert command_line("--check", *arguments, cwd=tmp_path, hash_seed="1").returncode == 0
 
     stale = tmp_path / "tiny_tpu.ipynb"
     stale.write_bytes(stale.read_bytes().replace(b"For a TPU.", b"For a TPU!"))
@@ -192,15 +164,12 @@ def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
         stripped = tmp_path / path.relative_to(ROOT)
         stripped.parent.mkdir(parents=True, exist_ok=True)
         stripped.write_text(without_what_never_runs(path.read_bytes()))
-    code = [
-        cell.source
-        for cell in notebook.cells
-        if cell.cell_type == "code" and not {"setup", "method"} & {*cell.metadata.get("tags", [])}
-    ]
+    code = ["import helpers.notebook.unpacking, helpers.notebook.setup, helpers.notebook.order"]
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and not {"setup", "method"} & {*cell.metadata.get("tags", [])}:
+            code.append(cell.source)
     script = tmp_path / "script.py"
-    script.write_text(
-        "import helpers.notebook.unpacking, helpers.notebook.setup, helpers.notebook.order\n" + "\n".join(code),
-    )
+    script.write_text("\n".join(code))
     finder = modulefinder.ModuleFinder(path=[str(tmp_path)])
     finder.run_script(str(script))
     found = {
@@ -222,24 +191,6 @@ def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
             if Path(module).parent in beside
         ]
         assert any(named), name
-
-
-@pytest.mark.parametrize("twin", ["gpu", "tpu"])
-def test_the_report_carries_the_code_of_every_notebook_and_all_that_it_can_reach(twin):
-    files = carried(build.notebook(REPORT_SOURCE, twin))
-    assert files["benchmarks/gpu.py"] == (ROOT / "benchmarks/gpu.py").read_bytes()
-    for source in SOURCES:
-        whole = build.notebook(source, twin)
-        code = [cell for cell in whole.cells if cell.cell_type == "code"]
-        bundled = nbformat.reads(files[f"notebooks/{source.stem}{build.SUFFIX[twin]}.ipynb"].decode(), 4).cells
-        setup = code[0].source
-        assert [cell.source for cell in bundled[1:]] == [cell.source for cell in code[1:]]
-        assert carried(whole).items() <= files.items()
-        for name in ("SHA256", "SHOWN", "CELLS"):
-            (line,) = re.findall(rf"^{name} = .+$", setup, re.MULTILINE)
-            assert line in bundled[0].source
-        ast.parse(bundled[0].source)
-        assert "PAYLOAD" not in bundled[0].source
 
 
 WHERE_NEEDED = {  # what the setup cell leaves out: each is asked for by what needs it, or comes with the runtime
