@@ -48,6 +48,7 @@ RESULTS = ROOT / "docs/results/faults.json"
 PYTHONS = {"cpu": ROOT / ".venv-gpu/bin/python", "xla": ROOT / ".venv-tpu/bin/python"}
 LIMIT = 600.0  # seconds after which a run counts as hung
 LAST = 12
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 OPTIONS = {"width": 16}  # what the small notebook of the batch tests trains with
 SIGNALS, MOMENTS = ("SIGTERM", "SIGINT", "SIGKILL"), ("step", "evaluation", "saving")
 CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -92,9 +93,8 @@ class Script:
         with self.log.open("w") as log:
             command = [*self.before, python(self.kind), *self.command()]
             pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
             self.process = psutil.Popen(
-                [*map(str, command)], cwd=ROOT, env=environment, start_new_session=True, **pipes
+                [*map(str, command)], cwd=ROOT, env=ENVIRONMENT, start_new_session=True, **pipes
             )
 
     def goes_on(self) -> bool:
@@ -182,9 +182,8 @@ class Kernel(Script):
             kernel_name="python3", shutdown_wait_time=LIMIT
         )  # a busy machine may need more than 5 s
         self.manager.kernel_spec.argv = [python(self.kind), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         with self.log.open("w") as log:
-            self.manager.start_kernel(env=environment, cwd=str(ROOT), stdout=log, stderr=log)
+            self.manager.start_kernel(env=ENVIRONMENT, cwd=str(ROOT), stdout=log, stderr=log)
         self.client = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=LIMIT)
@@ -351,12 +350,21 @@ def damaged(work: Path, kind: str, harm: str, name: str, from_step: int = 4) -> 
     return next(line for line in said.splitlines() if re.match(rf"skipped checkpoint-8: |{name} of ", line))
 
 
-def full_disk(work: Path, kind: str) -> str:
-    """A file system in memory, of which all is taken when the run has begun; needs root."""
-    output, whole = work / "run" / "output", work / "copy"
+@contextlib.contextmanager
+def disk_in_memory(output: Path, size: str):
+    """A file system in memory in the place of the run's folder; needs root."""
     output.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(output)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(output)], check=True)
     try:
+        yield
+    finally:
+        subprocess.run(["umount", str(output)], check=True)
+
+
+def full_disk(work: Path, kind: str) -> str:
+    """All room is taken when the run has begun."""
+    output, whole = work / "run" / "output", work / "copy"
+    with disk_in_memory(output, "3m"):
         with standing(Script, work, "step", kind) as run:
             with contextlib.suppress(OSError), (output / "filler").open("wb") as file:
                 while True:
@@ -367,10 +375,14 @@ def full_disk(work: Path, kind: str) -> str:
         expect("CheckpointNotWritten: checkpoint at step 8" in said and "No space left" in said, said)
         (output / "filler").unlink()
         shutil.copytree(output, whole)
-    finally:
-        subprocess.run(["umount", str(output)], check=True)
     shutil.copytree(whole, output, dirs_exist_ok=True)
     return said
+
+
+def small_disk(work: Path, kind: str) -> str:
+    """Room for a checkpoint, but not for those that are kept: refused before the first step."""
+    with disk_in_memory(work / "run" / "output", "300k"):
+        return fails(work, kind, "are missing")
 
 
 def unreadable(work: Path, kind: str) -> str:
@@ -382,17 +394,27 @@ def unreadable(work: Path, kind: str) -> str:
     return said
 
 
+def refused_second(work: Path, living: Script, output: Path, expected: str, before: tuple = ()) -> str:
+    """What a second run says that wants what the living one owns, which then ends."""
+    script = str(ROOT / "tests/training_run.py")  # nsenter begins at the root
+    options = {name: value for name, value in living.options.items() if not name.startswith("hold")}
+    command = [*before, python(living.kind), script, str(output), json.dumps(options)]
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    expect(done.returncode == 1 and expected in done.stderr, done.stdout + done.stderr)
+    (work / "hold").unlink()
+    living.finish()
+    return done.stderr
+
+
 def two_owners(work: Path, kind: str, place: type[Script] = Script) -> str:
     with standing(place, work, "step", kind) as living:
-        script = str(ROOT / "tests/training_run.py")  # nsenter begins at the root
-        command = [python(kind), script, str(living.output), json.dumps(OPTIONS | {"kind": kind})]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        inside = ["nsenter", "-t", str(living.target().pid), "-p", "-m"] if place.before else []
-        done = subprocess.run([*inside, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
-        expect(done.returncode == 1 and "FolderTaken: " in done.stderr, done.stdout + done.stderr)
-        (work / "hold").unlink()
-        living.finish()
-    return done.stderr
+        inside = ("nsenter", "-t", str(living.target().pid), "-p", "-m") if place.before else ()
+        return refused_second(work, living, living.output, "FolderTaken: ", inside)
+
+
+def two_machines(work: Path, kind: str) -> str:
+    with standing(Script, work, "step", kind, keep_in=str(work / "kept")) as living:
+        return refused_second(work, living, work / "other" / living.output.name, "FolderTaken: keep_in=")
 
 
 def drive_answers(state: str) -> Callable[[Path, str], str]:
@@ -428,34 +450,6 @@ def lost_minute(work: Path, kind: str) -> str:
         run.drive.new_machine()
         shutil.rmtree(run.output)
     return finish(NewMachine, work, kind)
-
-
-def two_machines(work: Path, kind: str) -> str:
-    with standing(Script, work, "step", kind, keep_in=str(work / "kept")) as living:
-        options = {"keep_in": str(work / "kept"), "kind": kind}
-        other = work / "other" / living.output.name
-        done = subprocess.run(
-            [python(kind), "tests/training_run.py", other, json.dumps(OPTIONS | options)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        expect(done.returncode == 1 and "FolderTaken: keep_in=" in done.stderr, done.stdout + done.stderr)
-        (work / "hold").unlink()
-        living.finish()
-    return done.stderr
-
-
-def small_disk(work: Path, kind: str) -> str:
-    """Room for a checkpoint, but not for those that are kept: refused before the first step."""
-    output = work / "run" / "output"
-    output.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(output)], check=True)
-    try:
-        return fails(work, kind, "are missing")
-    finally:
-        subprocess.run(["umount", str(output)], check=True)
 
 
 def moved(work: Path, kind: str, harm: str) -> str:

@@ -51,23 +51,28 @@ SMALL = {
 }
 
 
-def main(output_dir: str, options: dict) -> dict:
-    machine = driver.detect(options["kind"], precision="fp32")
-    import torch
+def trainer_of(machine, folder: str, data: str, changes: dict, **plan_changes):
+    """The trainer of a run on a folder of sources with SMALL and these changes of the configuration, and of its plan."""
+    import dataclasses
 
     from helpers.graphmer.configuration import override, read_configuration
     from helpers.graphmer.graph.repository import load_graph
     from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer
 
-    torch.set_num_threads(1)
-    changes = SMALL | options["changes"]
-    if machine.kind == "xla":  # as many sequences a step
-        changes["training_data.micro_batch_size"] //= machine.device_count
-    configuration = override(read_configuration("rtx3050"), changes)
-    corpus = load_corpus(load_graph(options["data"]), options["data"], configuration)
+    configuration = override(read_configuration("rtx3050"), SMALL | changes)
+    corpus = load_corpus(load_graph(data), data, configuration)
     model = new_model(configuration, corpus)
-    plan = make_plan(configuration, model, corpus, machine)
-    trainer = new_trainer(model, corpus, configuration, plan, machine, output_dir)
+    plan = dataclasses.replace(make_plan(configuration, model, corpus, machine), **plan_changes)
+    return new_trainer(model, corpus, configuration, plan, machine, folder)
+
+
+def main(output_dir: str, options: dict) -> dict:
+    machine = driver.detect(options["kind"], precision="fp32")
+    import torch
+
+    torch.set_num_threads(1)
+    share = {"training_data.micro_batch_size": SMALL["training_data.micro_batch_size"] // machine.device_count}
+    trainer = trainer_of(machine, output_dir, options["data"], share | options["changes"])  # as many sequences a step
     shapes = []
 
     driver.watch(trainer, options["kill_step"])

@@ -16,7 +16,6 @@ import importlib
 import json
 import os
 import runpy
-import select
 import shutil
 import signal
 import socket
@@ -31,35 +30,11 @@ XLA_SWITCH = "USE_TORCH_XLA"  # transformers and accelerate read it on import: C
 MODULES = ("torch", "transformers.trainer", "accelerate", "datasets", "peft", "sentence_transformers")
 COMMON = {"TOKENIZERS_PARALLELISM": "false"}
 NOTEBOOKS = ROOT / "notebooks"
+LIMIT = 900  # seconds that a process may take
 START = 600  # seconds that a kernel may take to start on a busy machine, instead of 60
 
 
-class Run:
-    """A started process: `pid`, `poll` and `wait` as of subprocess.Popen."""
-
-    def __init__(self, *arguments: object, xla: bool = False, stdout=None, stderr=None, **environment: str):
-        ours, theirs = socket.socketpair()
-        request = {"arguments": [str(each) for each in arguments], "environment": _environment(xla) | environment}
-        with theirs, Path(os.devnull).open("r+b") as nothing:
-            files = [nothing, stdout or nothing, stderr or nothing, theirs]
-            socket.send_fds(_server(xla), [json.dumps(request).encode()], [each.fileno() for each in files])
-        self._answers = ours.makefile("r")
-        self.pid = int(self._answers.readline())
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        return self.wait(0)
-
-    def wait(self, seconds: float | None = None) -> int | None:
-        """The exit status, negative after a signal; None if the process still runs after so many seconds."""
-        if self.returncode is None and select.select([self._answers], [], [], seconds)[0]:
-            self.returncode = int(self._answers.readline())
-        return self.returncode
-
-
-def run(
-    *arguments: object, xla: bool = False, fresh: bool = False, timeout: float = 900, **environment: str
-) -> subprocess.CompletedProcess:
+def run(*arguments: object, xla: bool = False, fresh: bool = False, **environment: str) -> subprocess.CompletedProcess:
     """Runs a script, or code after "-c", with arguments in the root folder to its end, and returns what it printed.
 
     Args:
@@ -67,18 +42,20 @@ def run(
         fresh: an interpreter of its own, whose hashes have another seed: nothing may hang on the order of a set.
     """
     if fresh:
-        return python(*arguments, env=os.environ | COMMON | environment, timeout=timeout)
-    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        process = Run(*arguments, xla=xla, stdout=stdout, stderr=stderr, **environment)
-        if process.wait(timeout) is None:
-            os.kill(process.pid, signal.SIGKILL)
-            raise subprocess.TimeoutExpired(arguments, timeout)
+        return python(*arguments, env=os.environ | COMMON | environment)
+    request = {"arguments": [*map(str, arguments)], "environment": _environment(xla) | environment}
+    ours, theirs = socket.socketpair()
+    with ours, tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        with theirs, Path(os.devnull).open("r+b") as nothing:
+            files = [file.fileno() for file in (nothing, stdout, stderr, theirs)]
+            socket.send_fds(_server(xla), [json.dumps(request).encode()], files)
+        status = int(ours.makefile().read())
         for file in (stdout, stderr):
             file.seek(0)
-        return subprocess.CompletedProcess(arguments, process.returncode, stdout.read(), stderr.read())
+        return subprocess.CompletedProcess(arguments, status, stdout.read(), stderr.read())
 
 
-def python(*arguments: object, cwd: Path = ROOT, timeout: float = 900, **options) -> subprocess.CompletedProcess:
+def python(*arguments: object, cwd: Path = ROOT, timeout: float = LIMIT, **options) -> subprocess.CompletedProcess:
     """An interpreter of its own, with nothing of this suite."""
     options |= {"cwd": cwd, "timeout": timeout, "capture_output": True, "text": True}
     return subprocess.run([sys.executable, *map(str, arguments)], **options)
@@ -135,7 +112,7 @@ def _serve(requests: socket.socket) -> dict:
 
 
 def _keep(files: list[int]) -> None:
-    """Forks the process that is asked for and returns in it; stays behind to tell its number and how it ended."""
+    """Forks the process that is asked for and returns in it; stays behind to tell how it ended."""
     *streams, answers = files
     child = os.fork()
     if child:
@@ -143,10 +120,10 @@ def _keep(files: list[int]) -> None:
             os.close(file)
         for file in streams:
             os.close(file)
-        os.write(answers, f"{child}\n".encode())
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        os.write(answers, f"{status}\n".encode())
+        os.write(answers, str(status).encode())
         os._exit(0)
+    signal.alarm(LIMIT)  # which ends it
     for number, file in enumerate(streams):
         os.dup2(file, number)
         os.close(file)
@@ -222,21 +199,30 @@ def fingerprint(folder: Path, step: int) -> dict[str, str]:
     return {str(file.relative_to(last)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
+def assert_killed_run_ends_as(
+    whole: tuple[Path, dict], run, folder: Path, kill_step: int, resumed_from: int, *, fresh: bool = False, **options
+) -> dict:
+    """Results of a run that is killed inside a step and resumed: losses and last checkpoint of the whole one, bit for bit."""
+    killed = run(folder, **options, kill_step=kill_step)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    resumed = result(run(folder, fresh=fresh, **options))
+    assert resumed["train"]["resumed_from_step"] == resumed_from
+    assert resumed["losses"] == whole[1]["losses"]
+    last = resumed["train"]["steps"]
+    assert fingerprint(folder, last) == fingerprint(whole[0], last)
+    return resumed
+
+
 # ---- where this suite is not
 
 
-def elsewhere(script: str, model: Path, given: dict, folder: Path) -> dict:
-    """What `script` saves for these tensors, isolated and in an empty folder; its arguments are model, tensors, answers."""
-    import safetensors.torch
-    import torch
-
-    safetensors.torch.save_file(given, folder / "given.safetensors")
-    (folder / "empty").mkdir()
-    files = model, folder / "given.safetensors", folder / "answers.safetensors"
+def isolated(script: str, *arguments: object, folder: Path) -> str:
+    """What a script prints in an empty folder, without this package, a home, programs or a way to a hub."""
     environment = {"HF_HOME": str(folder / "home"), "HOME": str(folder), "HF_HUB_OFFLINE": "1", "PATH": ""}
-    environment["OMP_NUM_THREADS"] = str(torch.get_num_threads())
-    printed("-I", "-c", script, *files, cwd=folder / "empty", env=environment)
-    return safetensors.torch.load_file(files[2])
+    environment |= {XLA_SWITCH: "0", "OMP_NUM_THREADS": "1"}
+    empty = folder / "empty"
+    empty.mkdir()
+    return printed("-I", "-c", script, *arguments, cwd=empty, env=environment)
 
 
 # ---- notebooks as users run them: copied alone into an empty folder, headless, without a token or a way to a hub
@@ -282,33 +268,6 @@ def refused(name: str, folder: Path, parameters: dict) -> str:
     with pytest.raises(papermill.PapermillExecutionError) as caught:
         run_notebook(name, folder, parameters)
     return caught.value.evalue
-
-
-def assert_refuses(name: str, folder: Path, common: dict, wrong: Sequence[tuple[dict, str]]) -> None:
-    """A notebook's error for each of `wrong`, parameters beside the `common` ones, holds the text; nothing is written.
-
-    In one kernel: what comes before the parameters runs once, then for each the cells from there to the error.
-    """
-    from jupyter_client.manager import run_kernel
-    from papermill.iorw import load_notebook_node
-    from papermill.parameterize import parameterize_notebook
-
-    shutil.copy(NOTEBOOKS / f"{name}.ipynb", folder)
-    notebook, output = load_notebook_node(f"{name}.ipynb"), folder / "out"
-    begun = False
-    with run_kernel(startup_timeout=START) as kernel:
-        for parameters, message in wrong:
-            parameterize_notebook(notebook, {"output_dir": str(output), **common, **parameters})
-            cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-            if begun:
-                cells = cells[next(i for i, cell in enumerate(cells) if "parameters" in cell.metadata.tags) :]
-            begun = True
-            for cell in cells:
-                reply = kernel.execute_interactive(cell.source, output_hook=lambda _: None, timeout=300)["content"]
-                if reply["status"] == "error":
-                    break
-            assert reply["status"] == "error" and message in reply["evalue"], (parameters, reply)
-    assert not output.exists()
 
 
 def text_of(executed) -> str:

@@ -45,9 +45,8 @@ def rows(count: int, length: int, seed: int, alphabet: tuple[int, int] = (3, 60)
     return found
 
 
-def main(output_dir: str, options: dict) -> dict:
-    machine = driver.detect(options["kind"], precision=options["precision"])
-    import torch
+def trainer_of(machine, folder: Path, options: dict, **changes):
+    """The trainer of a run with these options; changes: of its plan."""
     from datasets import Dataset
 
     from helpers.legal.model import load_model
@@ -55,32 +54,31 @@ def main(output_dir: str, options: dict) -> dict:
     from helpers.legal.training import LegalTrainer, sft_config
     from tests.workloads import plan_by_hand
 
-    torch.set_num_threads(1)
-    params = LegalParameters(
-        base_model="sample",
-        method=options["method"],
-        lora_rank=options["rank"],
-        save_steps=options["save_steps"],
-        seed=1,
-    )
+    fields = {"base_model": "sample", "method": options["method"], "lora_rank": options["rank"], "seed": 1}
+    params = LegalParameters(**fields, save_steps=options["save_steps"])
     model, tokenizer = load_model(params, machine, dropout=options["dropout"])
-    before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-    planned = plan_by_hand(
-        machine,
-        batch_size=options["batch_size"],
-        accumulation=options["accumulation"],
-        steps=options["steps"],
-        length=LENGTH,
-        learning_rate=options["learning_rate"],
-        warmup_steps=round(options["steps"] * options["warmup_fraction"]),
-        gradient_checkpointing=options["checkpointing"],
-        optimizer="paged_adamw_8bit" if options["method"] == "qlora" else "adamw_torch",
-    )
-    evaluated = Dataset.from_list(rows(40, LENGTH, seed=1, alphabet=options["eval_alphabet"]))
-    fields = params.logged() | {"seed": 5, "logging_steps": options["logging_steps"]}
-    arguments = sft_config(planned, machine, Path(output_dir), length=LENGTH, **fields)
+    settings = {name: options[name] for name in ("batch_size", "accumulation", "steps", "learning_rate")}
+    settings |= {
+        "warmup_steps": round(options["steps"] * options["warmup_fraction"]),
+        "gradient_checkpointing": options["checkpointing"],
+        "optimizer": "paged_adamw_8bit" if options["method"] == "qlora" else "adamw_torch",
+    }
+    planned = plan_by_hand(machine, length=LENGTH, **settings | changes)
+    logged = params.logged() | {"seed": 5, "logging_steps": options["logging_steps"]}
+    arguments = sft_config(planned, machine, folder, length=LENGTH, **logged)
     taught = Dataset.from_list(rows(200, LENGTH, seed=0, alphabet=options["alphabet"]))
-    trainer = LegalTrainer(model, arguments, taught, evaluated, tokenizer, plan=planned, runtime=machine)
+    evaluated = Dataset.from_list(rows(40, LENGTH, seed=1, alphabet=options["eval_alphabet"]))
+    return LegalTrainer(model, arguments, taught, evaluated, tokenizer, plan=planned, runtime=machine)
+
+
+def main(output_dir: str, options: dict) -> dict:
+    machine = driver.detect(options["kind"], precision=options["precision"])
+    import torch
+    from datasets import Dataset
+
+    torch.set_num_threads(1)
+    trainer = trainer_of(machine, Path(output_dir), options)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
     transfers = driver.watch(trainer, options["kill_step"])
     held_out = Dataset.from_list(rows(13, LENGTH, seed=2))
     trainer.train(resume_from_checkpoint=True)
@@ -98,7 +96,7 @@ def main(output_dir: str, options: dict) -> dict:
         "best_step": trainer.state.best_global_step,
         "moved": moved,
         "dtypes": sorted({str(p.dtype) for p in trainer.model.parameters()}),
-        "loss_by_hand": loss_by_hand(trainer, evaluated),
+        "loss_by_hand": loss_by_hand(trainer, rows(40, LENGTH, seed=1, alphabet=options["eval_alphabet"])),
         "held_out_loss": trainer.completion_loss(held_out)["loss"],
         "held_out_loss_by_hand": loss_by_hand(trainer, held_out),
     }

@@ -17,7 +17,8 @@ DEFAULTS = {
     "steps": 12,
     "batch_size": 8,
     "accumulation": 1,  # parts of a batch
-    "lengths": (),
+    "length": 48,  # of a text in training
+    "lengths": (),  # of each column, on XLA
     "dropout": 0.1,
     "logging_steps": 1,
     "save_steps": 4,
@@ -54,8 +55,8 @@ def build_model(folder: Path, dropout: float):
     return SentenceTransformer(modules=modules, prompts={"query": "query: ", "document": "document: "}, device="cpu")
 
 
-def main(output_dir: str, options: dict) -> dict:
-    machine = driver.detect(options["kind"], precision=options["precision"])
+def trainer_of(machine, folder: Path, options: dict, **changes):
+    """The trainer of a run with these options; changes: of its plan."""
     import torch
     from datasets import Dataset
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -65,9 +66,7 @@ def main(output_dir: str, options: dict) -> dict:
     from helpers.lejepa.training import new_trainer
     from tests.workloads import plan_by_hand
 
-    torch.set_num_threads(1)
-    output_dir = Path(output_dir)
-    model = build_model(output_dir / "encoder", options["dropout"])
+    model = build_model(folder / "encoder", options["dropout"])
     if options["loss"] == "ranking":
         loss = MultipleNegativesRankingLoss(model)
     else:
@@ -78,30 +77,31 @@ def main(output_dir: str, options: dict) -> dict:
             raise torch.OutOfMemoryError("no room")
 
     model[0].register_forward_pre_hook(embed)
-    planned = plan_by_hand(
-        machine,
-        batch_size=options["batch_size"],
-        accumulation=options["accumulation"],
-        steps=options["steps"],
-        length=48,
-        learning_rate=1e-3,
-    )
+    sizes = {name: options[name] for name in ("batch_size", "accumulation", "steps", "length")}
+    planned = plan_by_hand(machine, **sizes, **changes)
     texts = [text for number in range(4) for text in sentences(40, number)]
     rows = Dataset.from_dict({"text": texts, "part": [text[len(text) // 2 :] for text in texts]})
-    params = EmbeddingParameters.defaults().model_copy(
-        update={"seed": 3, "train_length": 48, "save_steps": options["save_steps"]}
-    )
+    fields = {"seed": 3, "train_length": options["length"], "save_steps": options["save_steps"]}
+    params = EmbeddingParameters.defaults().model_copy(update=fields)
     logging = {"logging_steps": options["logging_steps"]}
-    trainer = new_trainer(model, loss, rows, params, planned, machine, output_dir, dict(options["lengths"]), **logging)
+    return new_trainer(model, loss, rows, params, planned, machine, folder, dict(options["lengths"]), **logging)
+
+
+def main(output_dir: str, options: dict) -> dict:
+    machine = driver.detect(options["kind"], precision=options["precision"])
+    import torch
+
+    torch.set_num_threads(1)
+    trainer = trainer_of(machine, Path(output_dir), options)
     seen = {"sharding": {}, "shapes": set(), "texts": []}
 
-    step, model_tokenizer = trainer.training_step, model.tokenizer
+    step, tokenizer = trainer.training_step, trainer.model.tokenizer
 
     def watched(model, inputs, num_items_in_batch=None):
         tensors = {name: value for name, value in inputs.items() if torch.is_tensor(value)}
         seen["shapes"] |= {tuple(value.shape) for name, value in tensors.items() if name.endswith("input_ids")}
         if machine.kind == "cpu":
-            seen["texts"] += model_tokenizer.batch_decode(inputs["text_input_ids"], skip_special_tokens=True)
+            seen["texts"] += tokenizer.batch_decode(inputs["text_input_ids"], skip_special_tokens=True)
         if machine.kind == "xla":
             import torch_xla
 
@@ -115,7 +115,7 @@ def main(output_dir: str, options: dict) -> dict:
         **trainer.results(),
         "losses": driver.logged(trainer, "loss"),
         "history": trainer.state.log_history,
-        "part": getattr(loss, "mini_batch_size", None),
+        "part": getattr(trainer.loss, "mini_batch_size", None),
         "flops_per_token": trainer.meter.flops_per_token,
         "prompts": trainer.args.prompts,
         "sharding": seen["sharding"],

@@ -60,47 +60,21 @@ def check_training() -> str:
     import tempfile
 
     import torch
-    import transformers
 
     from helpers.machine import runtime
-    from helpers.plan.settings import Recipe, plan
-    from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
-    from helpers.reservoir.workload import workload
-    from helpers.train.arguments import training_arguments
-    from helpers.train.trainer import TrainerMixin
-
-    class Trainer(TrainerMixin, transformers.Trainer):
-        pass
+    from tests.machine import room_trainers
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         machine = runtime.detect(use_tpu=True)
-    config = ReservoirConfig(
-        vocab_size=64,
-        units=32,
-        unit_blocks=2,
-        embedding_size=16,
-        readout_size=16,
-        eos_token_id=0,
-    )
-    model = ReservoirForCausalLM.initialise(config, torch.randn(64, 8))
-    recipe = Recipe(batch_size=machine.device_count, learning_rate=1e-2, max_steps=2, sequence_length=16)
-    planned = plan(recipe, workload(model, recipe.sequence_length), machine, max_steps=2)
-    ids = torch.randint(0, 64, (planned.batch_size * 4, 16), generator=torch.Generator().manual_seed(0))
-    blocks = [{"input_ids": block, "labels": block} for block in ids]
-    before = model.projection.weight.detach().clone()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = training_arguments(planned, machine, folder, seed=0, logging_steps=1, eval_steps=2, save_steps=2)
-        trainer = Trainer(
-            model=model, args=arguments, train_dataset=blocks, eval_dataset=blocks, plan=planned, runtime=machine
-        )
+        trainer = room_trainers.reservoir(machine, Path(folder), room_trainers.DEFAULTS | {"steps": 2})
+        before = trainer.model.projection.weight.detach().cpu().clone()
         trainer.train()  # asserts itself that the first batch is split over all devices
         results = trainer.results()
     assert results["train"]["steps"] == 2
     assert 0 < results["train"]["loss_last"] < 10
-    assert not torch.equal(model.projection.weight.detach().cpu(), before)
-    tpu = planned.batch_size == recipe.batch_size * (recipe.tpu_batch_factor if machine.kind == "xla" else 1)
-    assert tpu, planned.batch_size
+    assert not torch.equal(trainer.model.projection.weight.detach().cpu(), before)
     compiled = f", {results['xla']['compiles']} compilations" if machine.kind == "xla" else ""
     return f"loss {results['train']['loss_first']:.3f} -> {results['train']['loss_last']:.3f}{compiled}"
 

@@ -149,7 +149,7 @@ def main(output_dir: str, options: dict) -> dict:
         learning_rate=options["learning_rate"],
         gradient_checkpointing=options["checkpointing"],
     )
-    seen = {"sharding": [], "item_calls": []}
+    sharding = []
 
     def stand_still() -> None:
         if options["hold"] and ranks.is_main():
@@ -162,6 +162,12 @@ def main(output_dir: str, options: dict) -> dict:
         if "/.staging-8/" in path and path.endswith("/trainer_state.json"):
             stand_still()
 
+    def exhaust(loss, inputs, most: int | None) -> None:
+        if most is not None and len(inputs["input_ids"]) > most:
+            hog = loss + torch.ones(2**47, device=loss.device)  # alive, so that it must be allocated
+            xla.sync()  # XLA allocates when the graph runs; a CPU has refused before
+            del hog
+
     class Interrupt(transformers.TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             if options["hold_when"] == "step" and state.global_step == 5:
@@ -171,8 +177,6 @@ def main(output_dir: str, options: dict) -> dict:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (options["file_limit"], resource.RLIM_INFINITY))
 
         def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-            if options["kill_step"] == state.global_step + 1:
-                os.kill(os.getpid(), signal.SIGKILL)
             if options["nan_gradient_step"] == state.global_step + 1:
                 next(p for p in model.parameters() if p.grad is not None).grad.mul_(float("nan"))
             if state.global_step + 1 in options["overflows"]:
@@ -192,35 +196,25 @@ def main(output_dir: str, options: dict) -> dict:
             for step, name in options["signals"]:
                 if step == state.global_step:
                     os.kill(os.getpid(), getattr(signal, name))
-            if machine.kind == "xla":
-                counts = xla.counters()
-                seen["item_calls"].append(int(counts["item_calls"] + counts["host_transfers"]))
 
     class Trainer(TrainerMixin, transformers.Trainer):
         def training_step(self, model, inputs, num_items_in_batch=None):
-            if machine.kind == "xla" and not seen["sharding"]:
+            if machine.kind == "xla" and not sharding:
                 import torch_xla
 
-                seen["sharding"] = [torch_xla._XLAC._get_xla_sharding_spec(inputs[key]) for key in sorted(inputs)]
+                sharding.extend(torch_xla._XLAC._get_xla_sharding_spec(inputs[key]) for key in sorted(inputs))
             if options["nan_step"] == self.state.global_step + 1:
                 with torch.no_grad():
                     next(self.model.parameters()).mul_(float("nan"))
             loss = super().training_step(model, inputs, num_items_in_batch)
             if options["unrepeatable"]:
                 torch.nn.functional.max_unpool2d(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1, dtype=torch.long), 2)
-            if options["exhaust_above"] is not None and len(inputs["input_ids"]) > options["exhaust_above"]:
-                hog = loss + torch.ones(2**47, device=loss.device)  # alive, so that it must be allocated
-                xla.sync()  # XLA allocates when the graph runs; a CPU has refused before
-                del hog
+            exhaust(loss, inputs, options["exhaust_above"])
             return loss
 
         def prediction_step(self, model, inputs, *args, **kwargs):
-            most = options["exhaust_evaluation_above"]
             found = super().prediction_step(model, inputs, *args, **kwargs)
-            if most is not None and len(inputs["input_ids"]) > most:
-                hog = found[0] + torch.ones(2**47, device=self.args.device)  # as in a training step
-                xla.sync()
-                del hog
+            exhaust(found[0], inputs, options["exhaust_evaluation_above"])
             return found
 
     arguments = training_arguments(
@@ -247,6 +241,7 @@ def main(output_dir: str, options: dict) -> dict:
         data_collator=masking_collator() if options["masking"] else None,
         callbacks=[Interrupt()],
     )
+    transfers = driver.watch(trainer, options["kill_step"])
     if options["hold_when"] == "saving":
         sys.addaudithook(opened)
     if options["kill_write"]:
@@ -265,7 +260,8 @@ def main(output_dir: str, options: dict) -> dict:
     if run:
         run.results(machine, **trainer.results())
     return {
-        **seen,
+        "sharding": sharding,
+        "item_calls": transfers,
         **trainer.results(),
         "losses": driver.logged(trainer, "loss"),
         "eval_losses": driver.logged(trainer, "eval_loss"),

@@ -35,6 +35,13 @@ def rows(count: int, seed: int = 0) -> list[tuple[str, int]]:
     return [(" ".join(draw.choices(families[i % 3], k=draw.randint(1, 12))) + f" {i}", i % 3) for i in range(count)]
 
 
+def write_csv(path: Path, count: int) -> Path:
+    """The rows above, and two that are set aside: a repeated one and an empty one."""
+    lines = [f"{text},{[*WORDS][label]}" for text, label in rows(count)]
+    path.write_text("\n".join(["text,label", *lines, lines[0], ",red"]) + "\n")
+    return path
+
+
 def task_of(runtime, *, count: int = 64, **parameters):
     """The rows above and the sample model as a task with these parameters."""
     from helpers.tuning.data import LabelledTexts

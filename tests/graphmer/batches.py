@@ -37,49 +37,40 @@ def leafy_batch(
     def integers(low: int, high: int, *shape: int) -> torch.Tensor:
         return torch.randint(low, high, shape, generator=draw)
 
-    segments = torch.zeros(B, S, dtype=torch.long)
-    positions = torch.zeros(B, S, dtype=torch.long)
-    for b in range(B):
-        if b == 0 and B > 2:
-            continue
-        first, end = S // 2 - b % 2, S - 1 - b % 2
-        segments[b, :first], segments[b, first:end] = 1, 2
-        positions[b, :first], positions[b, first:end] = torch.arange(first), torch.arange(end - first)
-    tokens = {"leaf_ids": (L,), "tail_text_ids": (C,), "head_text_ids": (C,), "negative_text_ids": (U, C)}
-    shapes = tokens | dict.fromkeys(LEAVES, ())
-    batch = dict(zip(ROOTS, (integers(3, V, B, S) * (segments > 0), segments, positions), strict=True))
-    batch |= {name: torch.zeros(B, G, *shape, dtype=torch.long) for name, shape in shapes.items()}
-    batch |= {"mnm_labels": torch.full((B, G, L), -100), "triple_labels": torch.full((B, G), -100.0)}
-    batch |= {name: torch.full((B, G), -1) for name in ("tail_entities", "head_entities")}
-    for b in range(B):
-        rooted = segments[b].nonzero().flatten().tolist()
-        for g in range(G if leaves is None else leaves):
-            if not rooted or (leaves is None and g == b % G):
-                continue
-            start = rooted[int(integers(0, len(rooted), 1))]
-            segment = int(segments[b, start])
-            last = max(root for root in rooted if int(segments[b, root]) == segment)
-            batch["leaf_segments"][b, g], batch["head_start"][b, g] = segment, start
-            batch["head_length"][b, g] = int(integers(1, min(H, last - start + 1) + 1, 1))
-            batch["relation_ids"][b, g] = int(integers(1, R + 1, 1))
-            tail = integers(3, V, int(integers(1, L + 1, 1)))
-            if len(tail) < L:
-                tail = torch.cat((tail, torch.tensor([END])))
-            if g % 2:
-                batch["leaf_ids"][b, g] = MASK
-                batch["mnm_labels"][b, g, : len(tail)] = tail
-            else:
-                batch["leaf_ids"][b, g, : len(tail)] = tail
-                batch["triple_labels"][b, g] = float(g % 4 == 0)
-            for side in ("tail", "head"):
-                batch[f"{side}_text_ids"][b, g, : C - g % 2] = integers(3, V, C - g % 2)
-                batch[f"{side}_entities"][b, g] = int(integers(0, 9, 1))
-            batch["negative_text_ids"][b, g, 0] = integers(3, V, C)
-    batch["mlm_positions"] = integers(0, S // 2 - 1, B, M)
-    batch["mlm_labels"] = integers(3, V, B, M)
+    b, s, g, slot = torch.arange(B)[:, None], torch.arange(S), torch.arange(G), torch.arange(L)
+    first, end = S // 2 - b % 2, S - 1 - b % 2
+    end = end * ((b > 0) | (B <= 2))
+    segments = torch.where(s < first, 1, 2) * (s < end)
+    positions = (s - first * (s >= first)) * (s < end)
+    used = (end > 0) & ((g < leaves) if leaves is not None else (g != b % G))
+    shown, masked = used & (g % 2 == 0), used & (g % 2 == 1)
+
+    start = integers(0, 10_000, B, G) % end.clamp(min=1) * used
+    last = torch.where(start < first, first, end)
+    length = integers(1, L + 1, B, G, 1)
+    tail = torch.where(slot < length, integers(3, V, B, G, L), END * (slot == length))
+    texts = {f"{side}_text_ids": integers(3, V, B, G, C) * used[..., None] for side in ("tail", "head")}
+    for ids in texts.values():
+        ids[:, 1::2, -1] = PAD
+    negatives = integers(3, V, B, G, U, C) * used[..., None, None]
+    negatives[:, :, 1:] = PAD
+    batch = {"root_ids": integers(3, V, B, S) * (segments > 0), "root_segments": segments, "root_positions": positions}
+    batch |= {
+        "leaf_ids": tail * shown[..., None] + MASK * masked[..., None],
+        "leaf_segments": torch.where(start < first, 1, 2) * used,
+        "relation_ids": integers(1, R + 1, B, G) * used,
+        "head_start": start,
+        "head_length": (1 + integers(0, 10_000, B, G) % (last - start).clamp(1, H)) * used,
+        "mnm_labels": torch.where(masked[..., None] & (tail != PAD), tail, -100),
+        "triple_labels": torch.where(shown, (g % 4 == 0).float(), -100.0),
+        "negative_text_ids": negatives,
+        "mlm_positions": integers(0, S // 2 - 1, B, M),
+        "mlm_labels": integers(3, V, B, M),
+        "known_BGX": torch.rand(B, G, B * G, generator=draw) < 0.1,
+    }
     batch["mlm_labels"][0] = -100
-    batch["known_BGX"] = torch.rand(B, G, B * G, generator=draw) < 0.1
-    return batch
+    batch |= {f"{side}_entities": torch.where(used, integers(0, 9, B, G), -1) for side in ("tail", "head")}
+    return batch | texts
 
 
 def inputs(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,16 +1,14 @@
 """Training of GraphMER: exact resume and curriculum, on a CPU and on XLA."""
 
 import functools
-import signal
 from pathlib import Path
 
 import pytest
 
 from helpers.graphmer.configuration import override, read_configuration
-from helpers.run import checkpoint
 from tests import harness
 from tests.graph_run import SMALL
-from tests.harness import fingerprint, result
+from tests.harness import assert_killed_run_ends_as, result
 from tests.test_resume import ON_XLA, SLOW_ON_XLA
 
 from .batches import library
@@ -54,14 +52,8 @@ def test_the_curriculum_changes_the_length_at_its_step_and_the_run_has_its_steps
 
 @pytest.mark.parametrize("kind", SLOW_ON_XLA)
 def test_a_run_killed_after_the_length_changed_ends_with_identical_weights(kind, undisturbed, sources, tmp_path):
-    folder, reference = undisturbed(kind)
-    killed = run(tmp_path, kind=kind, data=sources, changes=CURRICULUM, kill_step=10)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-    assert checkpoint.newest_whole(tmp_path)[0].name == "checkpoint-8"
-    resumed = result(run(tmp_path, fresh=kind == "cpu", kind=kind, data=sources, changes=CURRICULUM))
-    assert resumed["train"]["resumed_from_step"] == 8
-    assert resumed["losses"] == reference["losses"]
-    assert fingerprint(tmp_path, 12) == fingerprint(folder, 12)
+    options = {"kind": kind, "data": sources, "changes": CURRICULUM}
+    assert_killed_run_ends_as(undisturbed(kind), run, tmp_path, 10, 8, fresh=kind == "cpu", **options)
 
 
 @pytest.mark.slow

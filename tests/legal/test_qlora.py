@@ -1,7 +1,6 @@
 """QLoRA through bitsandbytes' CPU backend: weights in NF4, an adapter that learns, is saved, read back and resumed; a TPU refuses."""
 
 import importlib.util
-import signal
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,7 @@ from helpers.legal.workload import planned, workload
 from helpers.plan.counting import count
 from helpers.plan.settings import DoesNotFit
 from helpers.plan.workloads import Asked
-from tests.harness import fingerprint, result
+from tests.harness import assert_killed_run_ends_as, result
 from tests.workloads import cpu_by_hand
 
 from .test_export import like
@@ -58,18 +57,14 @@ def test_projections_have_four_bits_the_rest_the_runs_precision_and_the_adapter_
 @pytest.mark.slow
 @needs_bitsandbytes
 def test_a_killed_run_ends_with_identical_adapter_and_moments_in_eight_bits(tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole = tmp_path / "whole"
     reference = result(run(whole, **RUN))
     assert reference["losses"][-1] < reference["losses"][0] - 1
     assert reference["loss_by_hand"] == pytest.approx(min(reference["eval_losses"]), rel=1e-5)
     assert reference["dtypes"] == ["torch.float32", "torch.uint8"]
     moments = torch.load(whole / "checkpoint-14" / "optimizer.pt", weights_only=True)["state"]
     assert torch.uint8 in {each.dtype for each in tree_leaves(moments) if torch.is_tensor(each)}
-    assert run(killed, **RUN, kill_step=9).returncode == -signal.SIGKILL
-    resumed = result(run(killed, fresh=True, **RUN))
-    assert resumed["train"]["resumed_from_step"] == 6
-    assert resumed["losses"] == reference["losses"]
-    assert fingerprint(killed, 14) == fingerprint(whole, 14)
+    assert_killed_run_ends_as((whole, reference), run, tmp_path / "killed", 9, 6, fresh=True, **RUN)
 
 
 @needs_bitsandbytes

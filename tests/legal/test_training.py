@@ -1,23 +1,20 @@
 """Fine-tuning runs in their own processes: CPU beside 8 virtual XLA devices, adapters and full weights, killed and resumed."""
 
 import functools
-import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
 
-from helpers.legal.model import apply_lora
 from helpers.legal.packing import IGNORED, FixedBlocks, masks_of, summed_loss
 from helpers.legal.training import LegalTrainer, sft_config
 from helpers.machine import xla
 from tests import harness
-from tests.harness import cpu_here, fingerprint, result
+from tests.harness import assert_killed_run_ends_as, cpu_here
 from tests.legal_run import rows
 from tests.test_resume import ON_XLA, SLOW_ON_XLA
-from tests.workloads import Launches, plan_by_hand
+from tests.workloads import plan_by_hand
 
 from .test_model import loaded
 
@@ -155,44 +152,13 @@ def test_the_loss_in_tiles_is_the_plain_one_with_its_gradients(changes, tile, co
         torch.testing.assert_close(tiled[name], weight.grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.once
-def test_a_step_of_qwens_depth_launches_at_most_5850_operations(tmp_path):
-    """25 records in 4,930 tokens, adapters of rank 16, bf16: one attention call a record and casts of adapters took 10,636."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    sizes = {"hidden_size": 112, "intermediate_size": 64, "num_attention_heads": 14, "num_key_value_heads": 2}
-    _, tokenizer = loaded()
-    base = Qwen2ForCausalLM(Qwen2Config(vocab_size=600, num_hidden_layers=24, **sizes)).bfloat16()
-    model = apply_lora(base, 16)
-    machine = replace(cpu_here(), precision="bf16")
-    planned = plan_by_hand(machine, batch_size=5, steps=1, length=1024, learning_rate=1e-4)
-    arguments = sft_config(planned, machine, tmp_path, length=1024, seed=1, eval_steps=9, save_steps=9, logging_steps=9)
-    ids = [[5] * (197 + n % 2) for n in range(25)]
-    data = Dataset.from_list([{"input_ids": row, "labels": [IGNORED] * 100 + row[100:]} for row in ids])
-    trainer = LegalTrainer(model, arguments, data, data, tokenizer, plan=planned, runtime=machine)
-    batch = trainer.data_collator([trainer.train_dataset[n] for n in range(5)])
-    with Launches() as launches:
-        with trainer.compute_loss_context_manager():
-            loss = trainer.compute_loss(trainer.model.train(), batch, num_items_in_batch=torch.tensor(2430))
-        loss.backward()
-    assert (
-        4000 < launches.count + 23 <= 5850
-    )  # a card's fused optimizer launches 23; a CPU's goes from weight to weight
-
-
 # ---- resume
 
 
 @pytest.mark.parametrize("kind", SLOW_ON_XLA)
 def test_a_killed_run_ends_with_identical_weights_and_optimizer(kind, finished, tmp_path):
-    folder, reference = finished(kind, "dropout")
-    options = {"kind": kind, **DROPOUT}
-    killed = run(tmp_path, **options, kill_step=12)
-    assert killed.returncode == -signal.SIGKILL
-    resumed = result(run(tmp_path, fresh=kind == "cpu", **options))
-    assert resumed["train"]["resumed_from_step"] == options["save_steps"]
-    assert resumed["losses"] == reference["losses"]
-    assert fingerprint(tmp_path, options["steps"]) == fingerprint(folder, options["steps"])
+    whole = finished(kind, "dropout")
+    assert_killed_run_ends_as(whole, run, tmp_path, 12, 6, fresh=kind == "cpu", kind=kind, **DROPOUT)
 
 
 @pytest.mark.once

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from helpers.lejepa.loss import DIRECTIONS, LeJEPALoss, SIGReg, crop, views
-from tests.harness import answers_on_xla
+
+pytestmark = pytest.mark.once
 
 K, T = 24, 6
 INPUTS = {
@@ -56,7 +57,6 @@ def error(found, expected) -> float:
     return max(abs(value / true_value - 1), off.item())
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("N", [1, 3, 64, 1024, 8192])
 @pytest.mark.parametrize("name", INPUTS)
 def test_value_and_gradient_equal_the_integral_in_fp64(name, N):
@@ -65,7 +65,6 @@ def test_value_and_gradient_equal_the_integral_in_fp64(name, N):
     assert error(value_and_gradient(lambda z: module(z[None], 5), embeddings_NK), expected) < 1e-5
 
 
-@pytest.mark.once
 def test_views_are_tested_separately_and_averaged():
     module, embeddings_VNK = SIGReg(16), torch.randn(3, 50, K) * torch.tensor([0.5, 1.0, 2.0])[:, None, None]
     reference = lambda z: sum(integral(view, module.slices(K, 0)) for view in z) / 3  # noqa: E731
@@ -73,13 +72,11 @@ def test_views_are_tested_separately_and_averaged():
     assert error(value_and_gradient(lambda z: module(z, 0), embeddings_VNK), expected) < 1e-5
 
 
-@pytest.mark.once
 def test_the_gradient_in_fp64_equals_finite_differences():
     embeddings_VNK = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda z: 3 * SIGReg(6)(z, 0), embeddings_VNK)
 
 
-@pytest.mark.once
 def test_no_tensor_with_an_axis_of_knots_is_kept_for_the_backward_pass():
     N, M, saved = 200, 16, []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
@@ -87,7 +84,6 @@ def test_no_tensor_with_an_axis_of_knots_is_kept_for_the_backward_pass():
     assert len({tensor.data_ptr() for tensor in saved if tensor.numel() == N * M}) == 1  # the projection itself
 
 
-@pytest.mark.once
 def test_the_floor_is_the_mean_over_simulated_gaussians_whatever_their_number():
     module = SIGReg(1)
     assert module.floor == pytest.approx(1.05246, abs=1e-5)
@@ -96,12 +92,10 @@ def test_the_floor_is_the_mean_over_simulated_gaussians_whatever_their_number():
         assert sum(found) / 60 == pytest.approx(module.floor, abs=0.04)  # of 12,000 samples with deviation 1
 
 
-@pytest.mark.once
 def test_full_collapse_gives_four_tenths_of_the_number_of_texts():
     assert float(SIGReg(16)(torch.zeros(1, 1024, K), 0)) == pytest.approx(1024 * 0.40205, rel=2e-5)
 
 
-@pytest.mark.once
 def test_slices_are_unit_rows_given_by_seed_and_step_alone():
     before = torch.get_rng_state()
     slices_MK = SIGReg(16, seed=3).slices(K, 4)
@@ -113,7 +107,6 @@ def test_slices_are_unit_rows_given_by_seed_and_step_alone():
     torch.testing.assert_close(slices_MK.norm(dim=1), torch.ones(16))
 
 
-@pytest.mark.once
 def test_the_means_of_bf16_embeddings_do_not_stall_in_large_batches():
     embeddings_NK, module = torch.randn(65_536, 8).bfloat16(), SIGReg(16)
     value, gradient = value_and_gradient(lambda z: module(z[None], 0), embeddings_NK)
@@ -125,7 +118,6 @@ def test_the_means_of_bf16_embeddings_do_not_stall_in_large_batches():
 # ---- views
 
 
-@pytest.mark.once
 def test_a_passage_without_a_heading_gives_a_crop_of_half_of_it_at_most():
     body = " ".join(f"word{number}" for number in range(30))
     for seed in range(50):
@@ -187,7 +179,6 @@ def loss_and_gradient(loss, features):
     return value.item(), gradient
 
 
-@pytest.mark.once
 def test_the_terms_are_weighed_as_the_formula_says():
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
@@ -199,7 +190,6 @@ def test_the_terms_are_weighed_as_the_formula_says():
     assert loss(features).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-@pytest.mark.once
 def test_slices_change_with_every_training_batch_and_not_in_evaluation():
     loss, features = lejepa(sigreg_weight=1.0), batch()
     views_VNK = embed(loss.model, features)
@@ -210,7 +200,6 @@ def test_slices_change_with_every_training_batch_and_not_in_evaluation():
     assert loss.step == 3
 
 
-@pytest.mark.once
 def test_terms_are_read_as_means_since_the_last_reading():
     loss = lejepa(contrastive_weight=2.0)
     losses = [loss(batch(seed=seed)).item() for seed in range(3)]
@@ -218,7 +207,6 @@ def test_terms_are_read_as_means_since_the_last_reading():
     assert loss.means.read() == {}
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("part", [16, 5, 1, 64, 100])
 def test_parts_of_a_batch_have_the_value_and_the_gradient_of_the_batch_at_once(part):
     features = batch(V=3, N=64)
@@ -227,7 +215,6 @@ def test_parts_of_a_batch_have_the_value_and_the_gradient_of_the_batch_at_once(p
     assert error(cached, whole) < 1e-5
 
 
-@pytest.mark.once
 def test_a_model_that_ends_in_normalize_is_refused():
     from sentence_transformers.sentence_transformer.modules import Normalize
 
@@ -264,85 +251,9 @@ def train_on_one_of_two(rank, folder):
             torch.save(loss_and_gradient(loss, features), f"{folder}/{case}-{rank}.pt")
 
 
-@pytest.mark.once
 def test_two_processes_with_uneven_shares_have_sigregs_value_and_gradient_of_the_whole_batch(tmp_path):
     torch.multiprocessing.spawn(train_on_one_of_two, args=(str(tmp_path),), nprocs=2)
     expected = loss_and_gradient(lejepa(sigreg_weight=1.0), batch(N=16))
     for case in range(len(SHARES)):
         for rank in range(2):
             assert error(torch.load(tmp_path / f"{case}-{rank}.pt"), expected) < 1e-4
-
-
-# ---- eight devices of XLA
-
-ON_XLA = """
-import json
-import torch
-torch.set_num_threads(1)
-from helpers.machine import xla
-from tests.lejepa.test_loss import INPUTS, K, SIGReg, batch, build, error, integral, lejepa, value_and_gradient
-
-device = xla.start()
-answers = {"error": {}, "sharded": []}
-module = SIGReg(16).to(device)
-for step, (name, draw) in enumerate(INPUTS.items()):
-    torch.manual_seed(step)
-    embeddings_NK = draw(64, K)
-    leaf = xla.shard_batch(embeddings_NK.to(device)).requires_grad_()
-    value = module(leaf[None], step)
-    value.backward()
-    xla.sync()
-    answers["sharded"].append(xla.is_batch_sharded(leaf))
-    expected = value_and_gradient(lambda z: integral(z, module.slices(K, step)), embeddings_NK.double())
-    answers["error"][name] = error((value.item(), leaf.grad), expected)
-
-
-def train(device, part=0):
-    loss = lejepa(build().to(device), contrastive_weight=0.2, mini_batch_size=part).to(device)
-    optimizer = torch.optim.SGD(loss.parameters(), 0.05)
-    on_xla = device.type == "xla"
-    if on_xla:
-        xla.replicate(loss.model)
-    losses, compiles, syncs = [], [], []
-    for step in range(6):
-        features = [{k: v.to(device) for k, v in view.items()} for view in batch(N=16, seed=step)]
-        if on_xla:
-            for view in features:
-                for tensor in view.values():
-                    xla.shard_batch(tensor)
-            xla.sync()
-            before = xla.counters()
-        optimizer.zero_grad()
-        value = loss(features)
-        value.backward()
-        optimizer.step()
-        losses.append(value.detach())
-        if on_xla:
-            xla.sync()
-            after = xla.counters()
-            compiles.append(after["compiles"] - before["compiles"])
-            syncs.append(sum(after[name] - before[name] for name in ("host_transfers", "item_calls")))
-    return [float(value) for value in losses], compiles, syncs
-
-
-answers |= {"cpu": train(torch.device("cpu")), "at once": train(device), "in parts": train(device, 8)}
-print("ANSWERS " + json.dumps(answers))
-"""
-
-
-@pytest.fixture(scope="module")
-def on_xla():
-    return answers_on_xla(ON_XLA)
-
-
-def test_eight_devices_have_sigregs_value_and_gradient_of_the_batch_together(on_xla):
-    assert all(on_xla["sharded"])
-    assert all(found < 1e-5 for found in on_xla["error"].values()), on_xla["error"]
-
-
-@pytest.mark.parametrize("embedded", ["at once", "in parts"])
-def test_losses_on_eight_devices_equal_the_cpus_and_after_two_steps_nothing_compiles_or_waits(embedded, on_xla):
-    losses, compiles, syncs = on_xla[embedded]
-    assert losses == pytest.approx(on_xla["cpu"][0], rel=1e-4)
-    assert compiles[0] > 0 and compiles[2:] == [0] * 4
-    assert syncs == [0] * 6

@@ -22,7 +22,6 @@ DEFAULTS = {
     "kill_step": 0,  # kill -9 inside this step
     "overflows": [],  # steps with an infinite gradient
     "exhausted": [],  # where memory runs out, once each: "backward", "update"
-    "watched": False,  # tells the lines that ran (tests/machine/cuda_lines.py)
     "backend": "",  # that compiles the layers; "": none
     "counted": False,  # tells the operations of each step's forward and backward pass, and those that the planner counts of it
 }
@@ -30,15 +29,14 @@ BATCH, LENGTH = 8, 16
 EVERY = 2  # steps between two checkpoints and evaluations
 
 
-def planned(machine, options: dict, **changes):
-    from tests.workloads import plan_by_hand
+def changes_of_plan(machine, options: dict) -> dict:
+    optimizer = "adamw_torch_fused" if machine.kind == "cuda" else "adamw_torch"
+    return {"optimizer": optimizer, "compiled": bool(options["backend"])}
 
-    changes = {
-        "length": LENGTH,
-        "optimizer": "adamw_torch_fused" if machine.kind == "cuda" else "adamw_torch",
-    } | changes
-    compiled = bool(options["backend"])
-    return plan_by_hand(machine, batch_size=BATCH, steps=options["steps"], compiled=compiled, **changes)
+
+def short(options: dict) -> dict:
+    """The options of a run of a room's own script."""
+    return {name: options[name] for name in ("dropout", "steps")} | {"batch_size": BATCH, "save_steps": EVERY}
 
 
 def reservoir(machine, folder: Path, options: dict):
@@ -48,9 +46,12 @@ def reservoir(machine, folder: Path, options: dict):
     from helpers.reservoir.training import DrawnTokens, LanguageModelTrainer
     from helpers.train.arguments import training_arguments
     from tests import training_run
+    from tests.workloads import plan_by_hand
 
     tokens = np.random.default_rng(0).integers(0, 200, 600)
-    plan = planned(machine, options, length=1)
+    plan = plan_by_hand(
+        machine, batch_size=BATCH, steps=options["steps"], length=1, **changes_of_plan(machine, options)
+    )
     how = {"logging_steps": 1, "eval_steps": EVERY, "save_steps": EVERY, "remove_unused_columns": False}
     arguments = training_arguments(plan, machine, folder, seed=5, **how)
     model = training_run.build_model(training_run.DEFAULTS | {"dropout": options["dropout"]})
@@ -63,69 +64,38 @@ def reservoir(machine, folder: Path, options: dict):
 
 
 def lejepa(machine, folder: Path, options: dict):
-    from datasets import Dataset
-
     from helpers.lejepa import loss
-    from helpers.lejepa.loss import LeJEPALoss
-    from helpers.lejepa.parameters import EmbeddingParameters
-    from helpers.lejepa.training import new_trainer
-    from tests.lejepa_run import build_model, sentences
+    from tests import lejepa_run
 
     if options["backend"] or options["counted"]:
         # As on a card, where the batch stays as it is padded; a CPU sorts its texts by length.
         loss.embed = lambda model, column: model(column)["sentence_embedding"]
-    model = build_model(folder / "encoder", options["dropout"])
-    whole_loss = LeJEPALoss(model, sigreg_weight=0.05, contrastive_weight=0.1)
-    texts = sentences(60, 0)
-    rows = Dataset.from_dict({"text": texts, "part": [text[len(text) // 2 :] for text in texts]})
-    changes = {"seed": 3, "train_length": LENGTH, "save_steps": EVERY}
-    params = EmbeddingParameters.defaults().model_copy(update=changes)
-    plan = planned(machine, options)
-    return new_trainer(model, whole_loss, rows, params, plan, machine, folder, logging_steps=1)
+    given = lejepa_run.DEFAULTS | short(options) | {"length": LENGTH}
+    return lejepa_run.trainer_of(machine, folder, given, **changes_of_plan(machine, options))
 
 
 def legal(machine, folder: Path, options: dict):
-    from datasets import Dataset
+    from tests import legal_run
 
-    from helpers.legal.model import load_model
-    from helpers.legal.parameters import LegalParameters
-    from helpers.legal.training import LegalTrainer, sft_config
-    from tests.legal_run import rows
-
-    params = LegalParameters(base_model="sample", method="lora", lora_rank=4, save_steps=EVERY, seed=1)
-    model, tokenizer = load_model(params, machine, dropout=options["dropout"])
-    length = 4 * LENGTH
-    plan = planned(machine, options, length=length)
-    arguments = sft_config(plan, machine, folder, length=length, **params.logged() | {"seed": 5, "logging_steps": 1})
-    data = (Dataset.from_list(rows(count, length, seed)) for count, seed in ((200, 0), (40, 1)))
-    return LegalTrainer(model, arguments, *data, tokenizer, plan=plan, runtime=machine)
+    given = legal_run.DEFAULTS | short(options) | {"learning_rate": 1e-3}
+    return legal_run.trainer_of(machine, folder, given, **changes_of_plan(machine, options))
 
 
 def graphmer(machine, folder: Path, options: dict):
-    import dataclasses
-
-    from helpers.graphmer.configuration import override, read_configuration
     from helpers.graphmer.encoder import HGAT
-    from helpers.graphmer.graph.repository import load_graph
-    from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer
-    from tests.graph_run import SMALL
+    from tests.graph_run import trainer_of
     from tests.graphmer.batches import library
 
     sources = folder.parent / "sources"
     if not sources.exists():
         library(sources)
-    changes = SMALL | {"run.max_steps": options["steps"], "model.dropout": options["dropout"]}
+    changes = {"run.max_steps": options["steps"], "model.dropout": options["dropout"]}
     changes |= dict.fromkeys(("run.eval_interval_steps", "run.save_interval_steps"), EVERY)
-    configuration = override(read_configuration("rtx3050"), changes)
-    corpus = load_corpus(load_graph(str(sources)), str(sources), configuration)
-    model = new_model(configuration, corpus)
-    for module in model.modules():
+    trainer = trainer_of(machine, folder, str(sources), changes, **changes_of_plan(machine, options))
+    for module in trainer.model.modules():
         if isinstance(module, HGAT) and not options["dropout"]:
             module.dropout = 0.0  # of relations, which no key switches off
-    plan = make_plan(configuration, model, corpus, machine)
-    asked = planned(machine, options)
-    plan = dataclasses.replace(plan, optimizer=asked.optimizer, compiled=asked.compiled)
-    return new_trainer(model, corpus, configuration, plan, machine, folder)
+    return trainer
 
 
 def tuning(machine, folder: Path, options: dict):
@@ -271,10 +241,8 @@ def main(output_dir: str, options: dict) -> dict:
     import torch
 
     from helpers.machine import compilation, runtime
-    from tests.machine import cuda_lines
 
     torch.set_num_threads(1)
-    lines = cuda_lines.watch() if options["watched"] else ()
     machine = runtime.detect(options["kind"] == "tpu", precision=options["precision"])
     if options["backend"] not in ("", compilation.BACKEND["backend"]):
         compilation.BACKEND = {"backend": options["backend"]}
@@ -292,7 +260,6 @@ def main(output_dir: str, options: dict) -> dict:
     trainer.train()
     return {
         **trainer.results(),
-        "lines": sorted(lines),
         "graphs": graphs,
         "launches": {"planned": launches, "steps": counts},
         "names": sorted(trainer.model.state_dict()),

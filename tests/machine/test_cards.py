@@ -1,7 +1,6 @@
 """What a CUDA card can do decides, not that it is one: precision, TF32, attention, kernels. The CPU stands in a card's place."""
 
 import functools
-import signal
 import subprocess
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import torch
 from helpers.machine import attention, runtime
 from helpers.machine.engine import CudaEngine
 from tests import harness
-from tests.machine import cuda_lines
 from tests.test_attention import llama
 from tests.test_resume import result
 
@@ -37,18 +35,6 @@ def test_detection_refuses_a_p100_before_its_first_kernel():
     code = "from tests.machine.cuda_stand_in import pretend; pretend('P100')\nfrom helpers.machine import runtime; runtime.detect(False)"
     refused = harness.python("-c", code)
     assert refused.returncode == 1 and "has no kernels for it" in refused.stderr.splitlines()[-1]
-
-
-def test_tf32_holds_inside_the_block_alone_and_can_be_asked_for_as_torch_compile_does():
-    engine, before = CudaEngine(), torch.backends.cuda.matmul.allow_tf32
-    with engine.computing(True):
-        assert torch.backends.cuda.matmul.allow_tf32
-        with engine.computing(False):
-            assert not torch.backends.cuda.matmul.allow_tf32
-        assert torch.backends.cuda.matmul.allow_tf32
-    with pytest.raises(OSError), engine.computing(True):
-        raise OSError
-    assert torch.backends.cuda.matmul.allow_tf32 == before
 
 
 def test_a_gpu_computes_with_kernels_that_repeat_themselves_and_without_those_built_for_each_length():
@@ -90,6 +76,7 @@ def test_a_model_with_grouped_heads_gets_the_attention_that_its_card_has_a_fused
 
 ROOMS = ("reservoir", "lejepa", "legal", "graphmer", "tuning")
 HALF = {"T4": "fp16", "A100": "bf16"}
+OVERFLOWS = {"T4": [2], "A100": []}
 SLOW = pytest.mark.slow
 BOTH = [
     pytest.param(
@@ -104,14 +91,8 @@ DRIVER = Path(__file__).with_name("room_trainers.py")
 STEPS = dict.fromkeys(ROOMS, 4) | {"graphmer": 8}  # whose loss scale falls four times before its first fp16 step
 
 
-def trained(folder: Path, room: str, **options) -> subprocess.CompletedProcess:
-    folder.mkdir(parents=True, exist_ok=True)
-    asked = {"room": room, "precision": "auto", "steps": STEPS[room], **options}
-    return harness.train(DRIVER, folder / "out", **asked)
-
-
-def written(folder: Path, room: str) -> dict[str, str]:
-    return harness.fingerprint(folder / "out", STEPS[room])
+def trained(folder: Path, *, room: str, **options) -> subprocess.CompletedProcess:
+    return harness.train(DRIVER, folder, **{"room": room, "precision": "auto", "steps": STEPS[room]} | options)
 
 
 @pytest.fixture(scope="module")
@@ -120,9 +101,8 @@ def undisturbed(tmp_path_factory):
 
     @functools.cache
     def of(room: str, card: str) -> tuple[Path, dict]:
-        folder = tmp_path_factory.mktemp(f"{room}-{card}")
-        options = {"overflows": [2], "watched": True} if HALF[card] == "fp16" else {}
-        return folder, result(trained(folder, room, card=card, **options))
+        folder = tmp_path_factory.mktemp(f"{room}-{card}") / "out"
+        return folder, result(trained(folder, room=room, card=card, overflows=OVERFLOWS[card]))
 
     return of
 
@@ -131,20 +111,14 @@ def undisturbed(tmp_path_factory):
 def test_a_trainer_in_half_precision_that_is_killed_ends_with_identical_weights_and_loss_scale(
     room, card, undisturbed, tmp_path
 ):
-    folder, whole = undisturbed(room, card)
+    (folder, whole), steps, overflows = undisturbed(room, card), STEPS[room], OVERFLOWS[card]
     assert whole["device"].startswith("cuda") and whole["plan"]["precision"] == HALF[card]
-    steps = STEPS[room]
     assert len(whole["losses"]) == whole["train"]["steps"] == steps and np.isfinite(whole["losses"]).all()
-    overflows = [2] if HALF[card] == "fp16" else []
     assert len(overflows) <= whole["train"]["skipped_steps"] < steps
-    killed = trained(tmp_path, room, card=card, overflows=overflows, kill_step=steps)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-    resumed = result(trained(tmp_path, room, card=card, overflows=overflows))
-    assert resumed["train"]["resumed_from_step"] == steps - 2
-    assert resumed["losses"] == whole["losses"]
+    options = {"room": room, "card": card, "overflows": overflows}
+    resumed = harness.assert_killed_run_ends_as((folder, whole), trained, tmp_path / "out", steps, steps - 2, **options)
     assert resumed["train"]["skipped_steps"] == whole["train"]["skipped_steps"]
-    assert ("scaler.pt" in written(folder, room)) is (HALF[card] == "fp16")
-    assert written(tmp_path, room) == written(folder, room)
+    assert ("scaler.pt" in harness.fingerprint(folder, steps)) is (HALF[card] == "fp16")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +127,7 @@ def test_a_trainer_in_half_precision_that_is_killed_ends_with_identical_weights_
 def test_a_trainer_that_runs_out_of_memory_in_backward_and_in_the_first_update_goes_on_with_smaller_parts(
     room, tmp_path
 ):
-    outcome = result(trained(tmp_path, room, card="T4", exhausted=["backward", "update"]))
+    outcome = result(trained(tmp_path / "out", room=room, card="T4", exhausted=["backward", "update"]))
     assert sum(message.startswith("out of memory") for message in outcome["train"]["messages"]) == 2
     plan = outcome["plan"]
     assert (plan["per_device_batch_size"], plan["gradient_accumulation_steps"]) == (2, 4)
@@ -169,7 +143,7 @@ BESIDE = (
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_trainers_step_starts_as_many_operations_as_the_planner_counts(room, tmp_path):
-    outcome = result(trained(tmp_path, room, precision="bf16", dropout=0.0, steps=2, counted=True))
+    outcome = result(trained(tmp_path / "out", room=room, precision="bf16", dropout=0.0, steps=2, counted=True))
     planned, steps = outcome["launches"]["planned"], outcome["launches"]["steps"]
     assert len(steps) == 2 and planned > 100
     assert all(planned <= step <= planned + BESIDE for step in steps), outcome["launches"]
@@ -179,9 +153,8 @@ def test_a_trainers_step_starts_as_many_operations_as_the_planner_counts(room, t
 
 ANSWERS = """
 import json, sys
-from tests.machine import cuda_lines
 from tests.machine.cuda_stand_in import ARCHITECTURES, pretend
-card, count, lines = sys.argv[1], int(sys.argv[2]), cuda_lines.watch()
+card, count = sys.argv[1], int(sys.argv[2])
 pretend(card, count, ["sm_60", "sm_70", *ARCHITECTURES])  # as of a torch for older cards, too
 import os
 os.environ["CUDA_VISIBLE_DEVICES"] = "3,5"
@@ -200,7 +173,7 @@ watch.on_log(None, type("State", (), {"global_step": 1}), None, logs={"loss": 1.
 windows.measure_window(task, task.start, 8)
 print("RESULT " + json.dumps({
     "report": str(machine), "plan": plan.results(), "fused": arguments.optim.value, "fp16": arguments.fp16, "bf16": arguments.bf16,
-    "rungs": {rung.name: rung.why_not for rung in ladder.rungs(task)}, "advice": watch.advice(), "shared": shared, "lines": sorted(lines),
+    "rungs": {rung.name: rung.why_not for rung in ladder.rungs(task)}, "advice": watch.advice(), "shared": shared,
 }))
 """
 CARDS = {  # precision; TF32 came with bf16
@@ -230,22 +203,3 @@ def test_runtime_plan_arguments_and_ladder_answer_for_every_card(card, answers):
 def test_of_two_cards_a_notebook_takes_one_and_two_runs_of_a_batch_have_one_each(answers):
     found = answers("T4", 2)
     assert "using 1 of 2" in found["report"] and found["shared"] == ["3", "5"]
-
-
-# ---- the lines that only CUDA runs
-
-NOT_RUN = {  # text of a line: why the stand-in cannot run it
-    "torch.cuda.empty_cache()": "before a notebook starts processes on several cards",
-    "tensor = tensor.pin_memory()": "a tensor in the memory of a card",
-    "torch.cuda.init()": "where a card is attached that torch cannot use (tests/test_runtime.py)",
-    'backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"': "NCCL joins several cards",
-}
-
-
-def test_every_line_that_only_cuda_runs_was_run_or_has_its_reason(undisturbed, answers):
-    ran = {tuple(place) for room in ROOMS for place in undisturbed(room, "T4")[1]["lines"]}
-    ran |= {tuple(place) for card, count in (("T4", 2), ("A100", 1)) for place in answers(card, count)["lines"]}
-    lines = cuda_lines.only_on_cuda()
-    missed = {place: text for place, text in lines.items() if place not in ran and text not in NOT_RUN}
-    assert not missed, f"{missed}: run them in room_trainers.py or ANSWERS, or say why not in NOT_RUN"
-    assert len(NOT_RUN) <= 15 and NOT_RUN.keys() <= set(lines.values())

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import random
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,9 @@ from helpers.tuning.data import load_texts
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.training import BATCH, ClassifierTrainer, Task
 from tests.harness import printed, python
+from tests.tuning_run import WORDS, write_csv
 
 pytestmark = pytest.mark.once
-FAMILIES = {"asyncio": "await loop task future", "xml": "element tree node parse"}
 
 
 # Tells how every training step computes, whichever trainer takes it.
@@ -57,15 +56,7 @@ print("STEPS " + json.dumps(steps))
 def carried(tmp_path_factory):
     """(task, settings, folder) of settings that were never tuned, on texts that are written here."""
     folder = tmp_path_factory.mktemp("carried")
-    draw = random.Random(0)
-    rows = []
-    for number in range(260):
-        label = draw.choice(list(FAMILIES))
-        words = draw.choices([*FAMILIES[label].split(), "the", "a"], k=draw.randint(4, 20))
-        rows.append({"text": f"{' '.join(words)} {number}", "label": label})
-    lines = [f'"{row["text"]}",{row["label"]}' for row in rows]
-    lines += [",xml", lines[0]]  # an empty text and a repeated one: set aside
-    (folder / "texts.csv").write_text("text,label\n" + "\n".join(lines) + "\n")
+    write_csv(folder / "texts.csv", 260)
     given = {"data_source": str(folder / "texts.csv"), "base_model": "sample", "max_length": 64, "learning_rate": 1e-3}
     params = TuningParameters(**TuningParameters.defaults().model_dump() | given)
     task = Task.load(params, load_texts(params), runtime.detect(False, "fp32"))
@@ -82,7 +73,7 @@ def test_the_script_trains_on_the_rows_of_the_notebook_where_nothing_of_this_sui
     assert [(row["text"], task.texts.labels.index(row["label"])) for row in rows] == task.texts.train
     assert float(printed("-I", "stock/train.py", cwd=folder).rsplit("test F1 ", 1)[1]) > 0.9
     classify = pipeline("text-classification", str(folder / "stock/trained"), device="cpu")
-    assert [classify(f"{words} 7")[0]["label"] for words in FAMILIES.values()] == list(FAMILIES)
+    assert [classify(words)[0]["label"] for words in WORDS.values()] == [*WORDS]
     state = json.loads(next((folder / "stock/trained").glob("checkpoint-*/trainer_state.json")).read_text())
     assert state["train_batch_size"] == 16 and state["num_train_epochs"] == 3
 

@@ -19,9 +19,10 @@ from helpers.tuning.evaluation import Trial
 from helpers.tuning.ladder import Outcome, Rung, decision, interval
 from helpers.tuning.training import BATCH, EXAMPLES, RATE, Task, Utilisation
 from helpers.tuning.windows import Window, grouped_order, measure_window
-from tests.harness import ROOT, cpu_here, printed, result, train
-from tests.test_resume import ON_XLA
+from tests.harness import ROOT, cpu_here, printed
 from tests.tuning_run import rows, task_of
+
+pytestmark = pytest.mark.once
 
 # ---- the rule
 
@@ -65,7 +66,6 @@ def test_a_grouped_window_saves_most_of_the_padding_that_a_whole_run_saves_and_n
 # ---- rungs
 
 
-@pytest.mark.once
 def test_what_the_user_or_the_device_rules_out_is_not_tried():
     found = {rung.name: rung.why_not for rung in ladder.rungs(task_of(cpu_here(), precision="fp32"))}
     assert found["bf16"] == "precision='fp32' rules it out" and found["torch.compile"] == "try_compile=False"
@@ -98,7 +98,6 @@ print("SEEN", *seen)
 """
 
 
-@pytest.mark.once
 def test_each_window_has_the_tf32_that_it_asks_for_and_puts_it_back(tmp_path):
     """transformers caches its setter: False, True, False would leave TF32 on."""
     windows = printed("-c", TF32, ROOT, cwd=tmp_path).rsplit("SEEN ", 1)[1].split("window")[1:]
@@ -114,7 +113,6 @@ def task():
     return task_of(cpu_here())
 
 
-@pytest.mark.once
 def test_a_window_is_real_training_that_leaves_nothing_behind(task, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     before = [weight.clone() for weight in task.model.parameters()]
@@ -133,7 +131,6 @@ class Hanging(list):
         return super().__getitem__(place)
 
 
-@pytest.mark.once
 def test_a_loaders_worker_that_hangs_is_an_answer_and_not_a_window_without_end(task, monkeypatch):
     monkeypatch.setattr(windows, "WORKER_SECONDS", 3)
     monkeypatch.setattr(windows, "warm_up_rows", lambda rows, settings, batch, steps: Hanging(rows[: 2 * batch]))
@@ -147,7 +144,6 @@ def test_a_loaders_worker_that_hangs_is_an_answer_and_not_a_window_without_end(t
         measure_window(task, task.start | {"dataloader_num_workers": 1}, 16)
 
 
-@pytest.mark.once
 def test_each_length_of_a_compiled_step_is_met_before_the_clock_starts(task):
     rows = task.rows("train")
     warm = windows.warm_up_rows(rows, {"torch_compile": True, "pad_to_multiple_of": 4}, 8, 2)
@@ -185,7 +181,6 @@ def kept_names(tried) -> list[str]:
     return [rung.name for rung in tried if rung.outcome is Outcome.KEPT]
 
 
-@pytest.mark.once
 def test_the_batch_comes_first_and_each_rung_on_top_of_what_was_kept(monkeypatch):
     task = task_of(cpu_here(), max_steps=600)
     speeds(monkeypatch, {"group_by_length": 1.5, "16": 1.3, "32": 1.6, "64": 2.0, "128": 1.5, "bf16 from": 64})
@@ -194,7 +189,6 @@ def test_the_batch_comes_first_and_each_rung_on_top_of_what_was_kept(monkeypatch
     assert ladder.chosen(tried)[BATCH] == 64  # beyond it nothing is gained
 
 
-@pytest.mark.once
 def test_precision_is_asked_again_where_the_batch_grew_once_more(monkeypatch):
     """Here only longer batches of one length are faster when they are larger, and bf16 only in those."""
     task = task_of(cpu_here(), max_steps=600)
@@ -218,7 +212,6 @@ def test_precision_is_asked_again_where_the_batch_grew_once_more(monkeypatch):
     assert calls
 
 
-@pytest.mark.once
 def test_where_nothing_helps_the_stock_trainer_stays(task, monkeypatch, tmp_path):
     calls = speeds(monkeypatch, {})
     tried = ladder.climb(task, 60)
@@ -228,7 +221,6 @@ def test_where_nothing_helps_the_stock_trainer_stays(task, monkeypatch, tmp_path
     assert raced.outcome is Outcome.NOT_FASTER and raced.trials == [] and "Nothing was faster" in raced.detail
 
 
-@pytest.mark.once
 def test_a_batch_that_does_not_fit_is_tried_with_gradient_checkpointing(monkeypatch):
     task = task_of(cpu_here(), max_steps=600)
     speeds(monkeypatch, {"16": -1.0})
@@ -237,7 +229,6 @@ def test_a_batch_that_does_not_fit_is_tried_with_gradient_checkpointing(monkeypa
     assert tried["gradient checkpointing, batch 16"].change == {"gradient_checkpointing": True, BATCH: 16}
 
 
-@pytest.mark.once
 def test_the_windows_end_in_their_time(task, monkeypatch):
     """Windows of 3 seconds in 50: only one rung fits."""
     calls = speeds(monkeypatch, {"group_by_length": 1.4}, seconds=3.0)
@@ -246,7 +237,6 @@ def test_the_windows_end_in_their_time(task, monkeypatch):
     assert any("no time of tuning_minutes is left" in rung.detail for rung in tried)
 
 
-@pytest.mark.once
 def test_a_rung_that_fails_is_named_and_the_climb_goes_on(task, monkeypatch):
     def window(task, settings, examples):
         if settings.get("torch_compile"):
@@ -258,7 +248,6 @@ def test_a_rung_that_fails_is_named_and_the_climb_goes_on(task, monkeypatch):
     assert failed.verdict == "failed: RuntimeError: no kernel image is available"
 
 
-@pytest.mark.once
 def test_a_signal_during_a_window_ends_the_climb(task, monkeypatch):
     speeds(monkeypatch, {})
     climb = ladder.Climb(task, 900)
@@ -271,27 +260,12 @@ def test_a_signal_during_a_window_ends_the_climb(task, monkeypatch):
         climb.attempt(Rung("bf16", {"bf16": True}))
 
 
-@pytest.mark.once
 def test_a_smaller_batch_that_is_asked_for_is_the_start_and_a_larger_one_the_only_one_tried(monkeypatch):
     small, large = (task_of(cpu_here(), batch_size=size) for size in (4, 24))
     speeds(monkeypatch, {"24": 1.3})
     assert small.start[BATCH] == 4 and large.start[BATCH] == 8
     assert not [rung for rung in ladder.climb(small, 60) if rung.name.startswith("batch")]
     assert [rung.name for rung in ladder.climb(large, 60) if rung.name.startswith("batch")] == ["batch 24"]
-
-
-@pytest.mark.slow
-@ON_XLA
-def test_on_eight_virtual_devices_real_windows_are_compared_until_the_rule_decides(tmp_path):
-    """Sixteen real windows; their speed is that of a machine whose steps take as long as what they pad."""
-    changes = [{"pad_to": 8}, {"bf16": True}]
-    found = result(train(ROOT / "tests/tuning_run.py", tmp_path, kind="xla", compare=changes))
-    shorter, same = found["compared"]
-    assert shorter["outcome"] == "kept" and shorter["detail"] == "2.00 x (2.00 to 2.00, 6 pairs)"
-    assert same["outcome"] == "not faster" and same["detail"] == "1.00 x (1.00 to 1.00, 2 pairs)"
-    # Within a pair they take turns, the other way round every second time.
-    assert shorter["changed"] == 3 * [False, True, True, False] and same["changed"] == [False, True, True, False]
-    assert all(0 < each["window"]["loss"] < 3 and each["window"]["step_seconds"] > 0 for each in (shorter, same))
 
 
 # ---- quality
@@ -347,7 +321,6 @@ def losses_of(*values: float) -> dict[tuple, float]:
     return dict(zip(RATES, values, strict=True))
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("planted", "settings", "outcome"),
     [
@@ -376,7 +349,6 @@ def test_good_and_bad_settings_that_are_planted_are_decided(fast, monkeypatch, t
         assert len(calls) == 1 + 6  # batch 16 on twice the examples would be slower than the stock Trainer
 
 
-@pytest.mark.once
 def test_a_lower_loss_does_not_hide_that_fewer_texts_get_their_label(fast, monkeypatch, tmp_path):
     task, tried = fast
     plant(monkeypatch, dict.fromkeys(RATES, 1.0) | {(32, 4e-3): 0.5}, wrong=(32,))
@@ -385,7 +357,6 @@ def test_a_lower_loss_does_not_hide_that_fewer_texts_get_their_label(fast, monke
     assert first.outcome is Outcome.WORSE and first.quality.f1.high < 0
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("texts", [DEV, 299], ids=["much noise", "few texts"])
 def test_what_the_dev_texts_do_not_show_is_not_decided_and_the_stock_settings_stay(fast, monkeypatch, tmp_path, texts):
     task, tried = fast
@@ -398,7 +369,6 @@ def test_what_the_dev_texts_do_not_show_is_not_decided_and_the_stock_settings_st
     assert len(raced.judged) == (2 if texts == DEV else 0)
 
 
-@pytest.mark.once
 def test_a_stock_run_that_learned_nothing_is_no_quality_to_keep(fast, monkeypatch, tmp_path):
     task, tried = fast
     plant(monkeypatch, dict.fromkeys(RATES, 1.2))
@@ -406,7 +376,6 @@ def test_a_stock_run_that_learned_nothing_is_no_quality_to_keep(fast, monkeypatc
     assert raced.outcome is Outcome.NOT_DECIDED and "learned next to nothing" in raced.detail
 
 
-@pytest.mark.once
 def test_runs_of_a_race_are_as_long_as_the_time_allows_and_none_is_begun_too_late(fast, monkeypatch, tmp_path):
     task, tried = fast
     calls = plant(monkeypatch, losses_of(1.0, 0.7, 1.0, 1.0, 1.0), {8: 1.0, 16: 1.0, 32: 1.0})
@@ -417,29 +386,9 @@ def test_runs_of_a_race_are_as_long_as_the_time_allows_and_none_is_begun_too_lat
     assert short.outcome is Outcome.NOT_DECIDED and "raise tuning_minutes" in short.detail
 
 
-@pytest.mark.once
-def test_a_second_run_reads_what_was_measured(task, monkeypatch, tmp_path, fast):
-    calls = speeds(monkeypatch, {"group_by_length": 1.5})
-
-    def read():
-        return ladder.read_or_make(lambda: ladder.climb(task, 60), list[ladder.Tried], tmp_path / "ladder.json", True)
-
-    first = read()
-    count = len(calls)
-    assert read() == first and len(calls) == count
-    task, tried = fast
-    plant(monkeypatch, losses_of(1.0, 0.7, 1.0, 1.0, 1.0))
-    for _ in range(2):
-        raced = ladder.read_or_make(
-            lambda: ladder.race(task, tried, tmp_path, seconds=1e6), ladder.Race, tmp_path / "race.json", True
-        )
-        assert raced.outcome is Outcome.KEPT and raced.settings[BATCH] == 32
-
-
 # ---- utilisation
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("busy", "says"), [(0.4, "below 70%: the device waited. Raise batch_size"), (0.9, "was busy")])
 def test_below_seventy_percent_the_line_says_what_to_change(busy, says):
     watch = Utilisation(cpu_here())

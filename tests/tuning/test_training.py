@@ -1,22 +1,16 @@
 """The classifier's trainer: padding, order of texts, exact resume, XLA on eight virtual devices; and what quality means."""
 
-import time
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-import helpers
 from helpers.tuning.evaluation import Trial, compare_quality, f1_difference, paired_interval, scores
-from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.training import BATCH, RATE, Task, predictions, run_trial, trained
-from tests import harness
-from tests.harness import cpu_here
-from tests.test_resume import ON_XLA
+from tests.harness import ROOT, cpu_here, results, train_all
 from tests.tuning_run import LENGTH, task_of, trainer_of
 
-DRIVER = Path(__file__).resolve().parents[1] / "tuning_run.py"
+pytestmark = pytest.mark.once
+
 KEYS = ("input_ids", "attention_mask")
 
 
@@ -24,22 +18,6 @@ KEYS = ("input_ids", "attention_mask")
 def cpu():
     torch.set_num_threads(1)
     return cpu_here()
-
-
-def in_process(*runs: tuple[Path, dict]) -> list[dict]:
-    return harness.results(harness.train_all(DRIVER, runs))
-
-
-@pytest.mark.once
-def test_the_first_step_of_a_notebook_is_that_of_its_first_trainer(cpu, tmp_path, monkeypatch):
-    monkeypatch.setattr(helpers, "began", time.monotonic() - 1_000, raising=False)
-    monkeypatch.setattr(helpers, "first_step_seconds", None, raising=False)
-    trainers = [trainer_of(cpu, tmp_path / name, {}) for name in ("window", "run")]  # of the ladder, and what follows
-    found = []
-    for trainer in trainers:
-        trainer.train()
-        found.append(trainer.results()["train"]["first_step_seconds"])
-    assert found[0] == found[1] >= 1_000
 
 
 def test_padding_changes_no_logit(cpu, tmp_path):
@@ -69,28 +47,15 @@ def test_grouped_batches_hold_every_text_once_in_another_order_each_epoch_and_pa
     assert texts(grouped[0]) != texts(grouped[1]) and padding(grouped[0]) < 0.7 * padding(plain[0])
 
 
-@pytest.mark.once
 def test_a_grouped_run_that_stops_in_its_second_epoch_and_resumes_ends_with_the_same_weights(tmp_path):
     grouped = {"settings": {"train_sampling_strategy": "group_by_length"}, "steps": 12}  # 8 steps an epoch
-    whole, stopped, resumed = in_process(
-        (tmp_path / "whole", grouped), (tmp_path / "cut", {**grouped, "stop_after": 10}), (tmp_path / "cut", grouped)
-    )
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    runs = [(whole, grouped), (cut, {**grouped, "stop_after": 10}), (cut, grouped)]
+    whole, stopped, resumed = results(train_all(ROOT / "tests/tuning_run.py", runs))
     assert stopped["train"]["steps"] == resumed["train"]["resumed_from_step"] == 10
     assert (resumed["weights"], resumed["losses"]) == (whole["weights"], whole["losses"])
 
 
-@ON_XLA
-def test_eight_devices_train_without_recompiling_and_evaluate_every_row(tmp_path):
-    found, eager = in_process(
-        (tmp_path / "xla", {"kind": "xla", "settings": {"bf16": True}}),
-        (tmp_path / "eager", {"kind": "xla", "settings": {"attn_implementation": "eager"}}),
-    )
-    for each in (found, eager):
-        assert each["xla"]["compiles_after_warmup"] == each["xla"]["host_syncs_per_step"] == 0
-    assert len(found["logits"]) == 19 and found["train"]["loss_last"] < 2  # 19 is no multiple of eight
-
-
-@pytest.mark.once
 def test_a_larger_batch_sees_as_many_examples_at_the_rate_of_its_settings(cpu):
     task = task_of(cpu, max_steps=12)
     start, larger = task.plan(task.start), task.plan(task.start | {BATCH: 32, RATE: 5e-3, "bf16": True})
@@ -98,7 +63,6 @@ def test_a_larger_batch_sees_as_many_examples_at_the_rate_of_its_settings(cpu):
     assert (start.learning_rate, larger.learning_rate) == (1e-3, 5e-3)
 
 
-@pytest.mark.once
 def test_a_batch_in_four_parts_has_the_loss_of_a_whole_one(cpu, tmp_path):
     found = []
     for parts in (1, 4):
@@ -118,26 +82,6 @@ def test_a_batch_that_the_rows_do_not_fill_is_refused(cpu, tmp_path):
         trainer_of(cpu, tmp_path, {}, count=5)
 
 
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("num_rows", -1),
-        ("max_length", 4),
-        ("tuning_minutes", 0.0),
-        ("paired_seeds", 0),
-        ("precision", "fp8"),
-    ],
-)
-def test_parameters_out_of_range_are_refused_by_name(name, value, tmp_path):
-    given = TuningParameters.defaults().model_dump()
-    given |= {"data_source": "sample", "base_model": "sample", "output_dir": str(tmp_path)}
-    TuningParameters(**given)
-    with pytest.raises(ValueError, match=name):
-        TuningParameters(**given | {name: value})
-
-
-@pytest.mark.once
 def test_more_tokens_than_the_model_has_positions_for_are_refused(cpu):
     task = task_of(cpu)
     params = task.params.model_copy(update={"max_length": 600})
@@ -148,14 +92,14 @@ def test_more_tokens_than_the_model_has_positions_for_are_refused(cpu):
 # ---- quality
 
 
-@pytest.mark.once
 def test_f1_is_the_mean_over_the_labels_that_have_a_row():
-    found = scores([0, 0, 1, 1, 2], [0, 1, 1, 1, 0])
-    label_0, label_1 = 2 * 0.5 * 0.5 / (0.5 + 0.5), 2 * 1 * (2 / 3) / (1 + 2 / 3)  # precision and recall of each
-    assert found == {"f1": pytest.approx((label_0 + label_1) / 2), "accuracy": 0.6}
+    from sklearn.metrics import f1_score
+
+    predicted, labels = [0, 0, 1, 1, 2], [0, 1, 1, 1, 0]
+    expected = f1_score(labels, predicted, labels=[0, 1], average="macro")
+    assert scores(predicted, labels) == {"f1": pytest.approx(expected), "accuracy": 0.6}
 
 
-@pytest.mark.once
 def test_the_differences_and_their_intervals_are_those_of_paired_texts():
     from scipy import stats
 
@@ -180,7 +124,6 @@ def test_the_differences_and_their_intervals_are_those_of_paired_texts():
     assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.once
 def test_the_interval_over_seeds_is_wider_where_they_are_further_apart():
     texts = np.arange(200.0)
     close, apart = (np.array([[-shift], [shift]]) + np.zeros((2, 200)) for shift in (0.1, 1.0))
@@ -193,7 +136,6 @@ def test_the_interval_over_seeds_is_wider_where_they_are_further_apart():
     assert widths == pytest.approx([0.2, 2.0])
 
 
-@pytest.mark.once
 def test_a_trial_is_gone_on_with_and_its_dev_losses_are_those_of_its_model(cpu, tmp_path):
     task = task_of(cpu, max_steps=4)
     settings = task.start | {BATCH: 16, RATE: 2e-3}
