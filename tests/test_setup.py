@@ -99,16 +99,12 @@ class Environment:
 
 
 @pytest.fixture
-def without_pip(tmp_path):
-    return Environment(tmp_path)
-
-
-@pytest.fixture
 def environment(tmp_path):
     return Environment(tmp_path).add_pip()
 
 
-def test_nothing_missing_runs_no_pip(without_pip):
+def test_nothing_missing_runs_no_pip(tmp_path):
+    without_pip = Environment(tmp_path)
     without_pip.preinstall("small", "1.5")
     without_pip.preinstall("torch", "2.11.0+cu128")
     outcome = without_pip.install("# a comment\n\nsmall>=1.4,<2  # in range\ntorch>=2.9,<2.14")

@@ -1,10 +1,8 @@
 """Where data is: paths, folders, archives and Colab's window; what is read of them, and what is named instead."""
 
-import ast
 import csv
 import io
 import json
-import os
 import sys
 import types
 import zipfile
@@ -19,7 +17,6 @@ from helpers.data.data_source import locate, read_splits
 from helpers.data.listing import list_files
 from helpers.data.rows import SUFFIXES, Row, SetAside, Unusable, read_rows
 from helpers.data.text import read_text
-from tests.harness import ROOT
 from tests.hostile import cases
 
 pytestmark = pytest.mark.once
@@ -102,77 +99,6 @@ def test_a_hub_that_does_not_answer_is_said_with_what_needs_no_network(monkeypat
 
 
 # ---- folders
-
-JUNK = (".hidden.csv", "._mine.csv", "__MACOSX/._a.csv", ".git/a.csv", ".ipynb_checkpoints/a.csv", "node_modules/a.csv",
-        "site-packages/a.csv", "env/a.csv", "outputs/run/a.csv", "desktop.ini", "~$mine.csv")  # fmt: skip
-
-
-def test_a_folder_is_listed_without_junk_and_every_other_file_is_named(folder):
-    for name in (*JUNK, "b/mine.CSV", "a.csv", "report.pdf", "env/pyvenv.cfg"):
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text("x")
-    Path("outputs/run/run.json").write_text(json.dumps({"notebook": "n", "parameters": {}}))
-    (folder.parent / "outside.csv").write_text("secret")
-    for link, target in (
-        ("leaves.csv", "../outside.csv"),
-        ("loop.csv", "loop.csv"),
-        ("again.csv", "a.csv"),
-        ("up", ".."),
-    ):
-        Path(link).symlink_to(target)
-    Path("store").symlink_to(folder.parent)
-    os.mkfifo("pipe.csv")
-    listing = list_files(folder, (".csv",), source="data_source='x'")
-    assert [listing.name(file) for file in listing.files] == ["a.csv", "b/mine.CSV"]
-    named = {skipped.path for skipped in listing.skipped}
-    assert named == {
-        *(
-            ".hidden.csv",
-            "._mine.csv",
-            "__MACOSX",
-            ".git",
-            ".ipynb_checkpoints",
-            "node_modules",
-            "site-packages",
-            "env",
-        ),
-        *(
-            "outputs/run",
-            "desktop.ini",
-            "~$mine.csv",
-            "report.pdf",
-            "leaves.csv",
-            "loop.csv",
-            "again.csv",
-            "up",
-            "store",
-        ),
-        "pipe.csv",
-    }
-    assert all(name in str(listing) for name in named)
-    with pytest.raises(ValueError, match=r"data_source='x': the folder has no file .*\(\.xyz\)"):
-        list_files(folder, (".xyz",), source="data_source='x'")
-
-
-def test_one_module_lists_the_folders_of_a_user():
-    """Others list what is theirs: runs, checkpoints, the standard library, their own code."""
-    own = {
-        "machine/hardware.py",
-        "data/listing.py",
-        "data/archive.py",
-        "parameters.py",
-        "notebook/method.py",
-        "notebook/unpacking.py",
-    }
-    own |= {"batch/records.py", "graphmer/configuration.py", "graphmer/graph/repository.py", "graphmer/pairs.py"}
-    for path in (ROOT / "helpers").rglob("*.py"):
-        name = path.relative_to(ROOT / "helpers").as_posix()
-        if name in own or name.startswith(("run/", "train/", "batch/")) or path.name == "sample.py":
-            continue
-        nodes = ast.walk(ast.parse(path.read_bytes()))
-        calls = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
-        listing = {"rglob", "glob", "iglob", "iterdir", "scandir", "listdir"}
-        assert "os.walk" not in calls and not {call.rpartition(".")[2] for call in calls} & listing, name
 
 
 def test_a_file_of_a_folder_that_cannot_be_read_is_named_and_the_others_are_read(capsys):

@@ -1,8 +1,5 @@
 """Words of every script, and BM25 over them against its formula."""
 
-import math
-from collections import Counter
-
 import numpy as np
 import pytest
 
@@ -51,18 +48,13 @@ def test_identifiers_are_taken_apart(text, expected):
 
 def test_bm25_is_the_formula_of_okapi():
     documents = [text.split() for text in ("read a file and a file", "write one file", "open a socket", "close")]
-    counts = [Counter(document) for document in documents]
-    mean = sum(count.total() for count in counts) / len(counts)
+    vocabulary = sorted({word for document in documents for word in document})
+    counts_DV = np.array([[document.count(word) for word in vocabulary] for document in documents])
+    having_V, length_D = (counts_DV > 0).sum(0), counts_DV.sum(1, keepdims=True)
+    rarity_V = np.log(1 + (len(documents) - having_V + 0.5) / (having_V + 0.5))
+    scores_DV = rarity_V * counts_DV / (counts_DV + 1.2 * (1 - 0.75 + 0.75 * length_D / length_D.mean()))
     index = Bm25(documents, k1=1.2)
     for question in ("read file", "a file file", "socket", "nothing here"):
-        found, expected = index.scores(question.split()), []
-        for count in counts:
-            score = 0.0
-            for word in set(question.split()):
-                having = sum(word in other for other in counts)
-                rarity = math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
-                norm = count[word] + 1.2 * (1 - 0.75 + 0.75 * count.total() / mean)
-                score += rarity * count[word] / norm
-            expected.append(score)
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+        asked_V = np.isin(vocabulary, question.split())
+        np.testing.assert_allclose(index.scores(question.split()), scores_DV[:, asked_V].sum(1), rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(Bm25([[], []]).scores(["read"]), [0, 0])

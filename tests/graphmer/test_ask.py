@@ -251,17 +251,6 @@ def test_what_cannot_be_asked_is_an_error_that_says_what_can(asked, name, relati
         asked(name, relation)
 
 
-def test_java_methods_are_asked_for_without_their_parameters(tmp_path):
-    pytest.importorskip("tree_sitter_java", reason="needs pip install tree-sitter tree-sitter-java")
-    text = "class A { void f(int a) { } void g() { f(1); new B(); } }\nclass B { }\n"
-    write(tmp_path / "code", {"A.java": text})
-    answers = Asked(tmp_path / "code").answers
-    [caller] = answers("A.f", "called_by")
-    assert (caller.name, caller.status, caller.mentioned) == ("A.g()", "known", "A.java:1")
-    [maker] = answers("B", "called_by")
-    assert maker.name == "A.g()" and maker.mentioned == "A.java:1"
-
-
 def test_java_types_of_one_name_in_two_projects_are_told_apart(tmp_path):
     pytest.importorskip("tree_sitter_java", reason="needs pip install tree-sitter tree-sitter-java")
     text = "package x;\nclass A {\n void f() { }\n void g() { f(); }\n}\n"

@@ -6,11 +6,11 @@ from itertools import pairwise
 import networkx
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from helpers.graphmer.encoder import GraphMERConfig, GraphMERForPreTraining, GraphMERModel, alibi
 from helpers.machine import attention
-from tests.harness import answers_on_xla
-from tests.harness import elsewhere as answers
+from tests.harness import answers_on_xla, isolated
 
 from .batches import ALL_TERMS, PAD, L, config, inputs, leafy_batch, perturbed, weight_count
 
@@ -140,30 +140,6 @@ def test_states_and_gradients_equal_a_slow_loop_over_the_formulas(decay_base):
         assert torch.allclose(mine, loop, atol=1e-5 * float(loop.abs().max().clamp(min=1)), rtol=1e-5), name
 
 
-# ---- packing
-
-
-def test_packed_documents_get_the_states_that_they_get_alone():
-    model, packed = encoder(), inputs(leafy_batch(B=2))
-    whole = model(**packed)
-    S = packed["root_ids"].shape[1]
-    for b, segment in ((b, segment) for b in range(2) for segment in (1, 2)):
-        roots = (packed["root_segments"][b] == segment).nonzero().flatten()
-        leaves = (packed["leaf_segments"][b] == segment).nonzero().flatten()
-        alone = {name: torch.zeros_like(packed[name][b : b + 1]) for name in packed}
-        for name in ("root_ids", "root_positions"):
-            alone[name][0, : len(roots)] = packed[name][b, roots]
-        alone["root_segments"][0, : len(roots)] = 1
-        for name in ("leaf_ids", "relation_ids", "head_length"):
-            alone[name][0, : len(leaves)] = packed[name][b, leaves]
-        alone["leaf_segments"][0, : len(leaves)] = 1
-        alone["head_start"][0, : len(leaves)] = packed["head_start"][b, leaves] - roots[0]
-        output = model(**alone)
-        assert 0 < len(roots) < S
-        assert torch.allclose(output.root_states[0, : len(roots)], whole.root_states[b, roots], atol=1e-6)
-        assert torch.allclose(output.leaf_states[0, : len(leaves)], whole.leaf_states[b, leaves], atol=1e-6)
-
-
 # ---- size, checkpointing, saving
 
 
@@ -223,7 +199,10 @@ def test_elsewhere_encoder_and_whole_model_give_the_same_states(tmp_path):
     torch.manual_seed(0)
     model, folder, batch = perturbed(GraphMERForPreTraining(config())), tmp_path / "export", inputs(leafy_batch())
     model.save_pretrained(folder)
-    found = answers(ELSEWHERE, folder, batch, tmp_path)
+    given, answers = tmp_path / "given.safetensors", tmp_path / "answers.safetensors"
+    save_file(batch, given)
+    isolated(ELSEWHERE, folder, given, answers, folder=tmp_path)
+    found = load_file(answers)
     states = model(**batch)
     assert states.root_states.abs().sum() > 0
     assert torch.allclose(found["roots"], states.root_states, atol=1e-6)

@@ -1,7 +1,5 @@
 """Ranks of held-out tails against a loop, and the table of the verdict."""
 
-import re
-
 import numpy as np
 import pytest
 
@@ -15,6 +13,7 @@ from helpers.graphmer.workload import planned
 from helpers.machine import runtime
 from helpers.plan.machines import machine, runtime_of
 from helpers.plan.workloads import Asked
+from helpers.show.intervals import bootstrap
 from tests.graph_run import SMALL
 
 from .batches import library
@@ -64,14 +63,8 @@ def test_the_verdict_has_the_difference_of_means_and_an_interval_over_groups():
     groups = [f"{place % 3}{place // 4}" for place in range(36)]  # places 0 and 3 of each four are one group
     words, trained = search_training.verdict(rows, groups, "trained")
     assert (words["row"], words["MRR"], trained["trained above it (95 %)"]) == ("words", 0.75, "")
-    draw, by_group = np.random.default_rng(1), {}
-    for place, group in enumerate(groups):
-        by_group.setdefault(group, []).append(1.0 - rows["words"][place])
-    drawn = [draw.choice([*by_group], len(by_group)) for _ in range(2000)]
-    means = [np.concatenate([by_group[group] for group in several]).mean() for several in drawn]
-    low, high = np.percentile(means, (2.5, 97.5))
-    found = [float(number) for number in re.findall(r"[+-]\d\.\d+", words["trained above it (95 %)"])]
-    assert found == pytest.approx([0.25, low, high], abs=0.02)
+    interval = bootstrap(np.mean, 1 - np.array(rows["words"]), groups=groups)
+    assert interval.items == 27 and words["trained above it (95 %)"] == str(interval)
     few, _ = search_training.verdict({"words": [0.5, 1.0], "trained": [1.0, 1.0]}, ["a", "b"], "trained")
     assert few["trained above it (95 %)"] == "+0.250 (too few for an interval: 2)"
 

@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from helpers.graphmer.pairs import definitions, hold_out, in_batches, pairs
 from helpers.graphmer.search import search, words
-from tests.harness import cpu_here, printed, run
+from tests.harness import cpu_here, isolated, run
 
 from .batches import library
 
@@ -230,8 +230,7 @@ def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one_and_its_export
     assert losses[0] == losses[1]
     weights = [(tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "killed")]
     assert weights[0] == weights[1]
-    environment = {"HF_HOME": str(tmp_path / "home"), "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PATH": ""}
-    output = printed("-I", "-c", ELSEWHERE, tmp_path / "whole/model", cwd=tmp_path, env=environment)
+    output = isolated(ELSEWHERE, tmp_path / "whole/model", folder=tmp_path)
     assert output.split() == ["torch.Size([1,", "2])", "64"]
     assert not [*(tmp_path / "whole/model").rglob("*.bin")]
     found = search(sources, "decode a JSON document", model=tmp_path / "whole/model")

@@ -42,13 +42,13 @@ def filled(form, asked: str, answer: str):
     return json.loads(json.dumps(form).replace("{q}", asked).replace("{a}", answer))
 
 
-def written(path: Path, rows: list[dict], mark: str = ",") -> Path:
+def written(path: Path, rows: list[dict]) -> Path:
     """Rows in a file of the kind of its suffix."""
     if path.suffix == ".parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    elif path.suffix in (".csv", ".tsv"):
+    elif path.suffix == ".csv":
         with path.open("w", newline="", encoding="utf-8-sig") as file:
-            table = csv.DictWriter(file, fieldnames=list(rows[0]), delimiter=mark)
+            table = csv.DictWriter(file, fieldnames=list(rows[0]))
             table.writeheader()
             table.writerows(rows)
     elif path.suffix == ".json":
@@ -58,45 +58,11 @@ def written(path: Path, rows: list[dict], mark: str = ",") -> Path:
     return path
 
 
-def said(record: Record) -> list[tuple[str, str]]:
-    return [(each["role"], each["content"]) for each in record.messages]
-
-
 def everything(records) -> list[Record]:
     return [record for part in records.splits.values() for record in part]
 
 
 USER, ASSISTANT = {"role": "user", "content": "{q}"}, {"role": "assistant", "content": "{a}"}
-SHAPES = {  # name -> file, delimiter, form of a row, what the user says
-    "messages in a JSON array": ("x.json", "", {"messages": [USER, ASSISTANT]}, "{q}"),
-    "messages in Parquet": ("x.parquet", "", {"messages": [USER, ASSISTANT]}, "{q}"),
-    "Alpaca without input": ("x.jsonl", "", {"instruction": "{q}", "input": "", "output": "{a}"}, "{q}"),
-    "prompt and response": ("x.parquet", "", {"prompt": "{q}", "response": "{a}"}, "{q}"),
-    "question and answer with a context": (
-        "x.jsonl",
-        "",
-        {"context": "A clause.", "question": "{q}", "answer": "{a}"},
-        "A clause.\n\n{q}",
-    ),
-    "capital letters": ("x.csv", ",", {"Question": "{q}", "Answer": "{a}"}, "{q}"),
-    "semicolons and a byte order mark": ("x.csv", ";", {"question": "{q}", "answer": "{a}"}, "{q}"),
-    "tabs in a .csv": ("x.csv", "\t", {"question": "{q}", "answer": "{a}"}, "{q}"),
-    "tabs in a .tsv": ("x.tsv", "\t", {"question": "{q}", "answer": "{a}"}, "{q}"),
-}
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_shape_that_people_have_is_read_as_the_same_conversation(name, tmp_path):
-    file, mark, form, asked = SHAPES[name]
-    rows = [filled(form, question(number), f"Yes, {number}; or no.") for number in range(NUMBER)]
-    found = everything(load_records(str(written(tmp_path / file, rows, mark)), seed=0))
-    wanted = [
-        [("user", asked.replace("{q}", question(number))), ("assistant", f"Yes, {number}; or no.")]
-        for number in range(NUMBER)
-    ]
-    assert sorted(map(said, found)) == sorted(wanted)
-
-
 REFUSED = {
     "no answer column": (
         [{"question": "Why?", "comment": "So."}],

@@ -60,18 +60,8 @@ def test_intervals_are_over_documents_and_differences_on_the_same_draws():
     base = found["systems"][BASE]
     assert (base["low"], base["high"]) == pytest.approx(np.quantile(slow, (0.025, 0.975)), abs=0.02)
     assert found["trained less"][BASE]["low"] == pytest.approx(1 - base["high"])
-    few = scores({BASE: [said[:9]], TRAINED: [gold[:9]]}, asked(gold[:9]))
-    assert (
-        few["systems"][BASE]["low"] is None
-        and "too few"
-        in verdict(
-            few
-            | {
-                "systems": {NEAREST: {"value": 0}},
-                "trained less": dict.fromkeys((NEAREST, BASE), few["trained less"][BASE]),
-            }
-        )[0]
-    )
+    few = scores({NEAREST: [said[:9]], BASE: [said[:9]], TRAINED: [gold[:9]]}, asked(gold[:9]))
+    assert few["systems"][BASE]["low"] is None and "too few" in verdict(few)[0]
 
 
 @pytest.mark.parametrize(("trained", "said"), [("gold", "better"), ("wrong", "worse"), ("same", "not told apart")])

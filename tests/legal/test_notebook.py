@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from helpers.legal.sample import sample_records
-from tests.harness import NOTEBOOKS, assert_refuses, run_notebook, text_of
+from tests.harness import NOTEBOOKS, run_notebook, text_of
 
 TINY = {
     "data_source": "sample",
@@ -110,15 +110,3 @@ def test_labelled_rows_in_four_bits_from_the_first_cell_to_the_last(alone):
 def test_the_tpu_notebook_trains_on_eight_virtual_devices(alone, eight_devices):
     executed, results = run_notebook("legal_cot_sft_tpu", alone, TINY)
     assert_whole_run(executed, results, "xla")
-
-
-WRONG = [
-    ({"method": "dora"}, "method='dora'"),
-    ({"max_length": 64}, "max_length=64"),
-    ({"base_model": "no such model"}, "base_model='no such model'"),
-]
-
-
-@pytest.mark.once
-def test_a_wrong_parameter_is_an_error_that_names_it_before_anything_is_written(alone):
-    assert_refuses("legal_cot_sft", alone, TINY, WRONG)

@@ -40,6 +40,11 @@ PART = [{"type": "text", "text": "{q}"}]
 # name -> file, form of a row, what is read and what is learned of it
 SHAPES = {
     "messages": ("x.jsonl", {"messages": [USER, ASSISTANT]}, ["{q}"], ["{a}"]),
+    "messages in Parquet": ("x.parquet", {"messages": [USER, ASSISTANT]}, ["{q}"], ["{a}"]),
+    "Alpaca without input": ("x.jsonl", {"instruction": "{q}", "input": "", "output": "{a}"}, ["{q}"], ["{a}"]),
+    "prompt and response": ("x.parquet", {"prompt": "{q}", "response": "{a}"}, ["{q}"], ["{a}"]),
+    "context": ("x.jsonl", {"context": "A clause.", "question": "{q}", "answer": "{a}"}, ["A clause.\n\n{q}"], ["{a}"]),
+    "capital letters": ("x.csv", {"Question": "{q}", "Answer": "{a}"}, ["{q}"], ["{a}"]),
     "ShareGPT with two turns": ("x.json", {"conversations": SHAREGPT[:1] + SHAREGPT[3:] * 1}, ["{q}"], ["It is {a}."]),
     "Alpaca": ("x.json", {"instruction": "Say.", "input": "{q}", "output": "{a}"}, ["Say.\n\n{q}"], ["{a}"]),
     "prompt and completion": ("x.jsonl", {"prompt": "{q}", "completion": "{a}"}, ["{q}"], ["{a}"]),

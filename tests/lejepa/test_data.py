@@ -305,23 +305,27 @@ def test_headings_of_every_format_are_those_above_a_text(tmp_path, name):
     assert documents.read_document(path, "x") == [Passage("x", "One", "first"), Passage("x", "One: Two", "second")]
 
 
+PDF = """%PDF-1.4
+1 0 obj <</Type /Catalog /Pages 2 0 R>> endobj
+2 0 obj <</Type /Pages /Kids [3 0 R] /Count 1>> endobj
+3 0 obj <</Type /Page /Parent 2 0 R /MediaBox [0 0 200 200] /Contents 4 0 R /Resources <</Font <</F 5 0 R>>>>>> endobj
+4 0 obj <</Length {length}>> stream
+{drawn}
+endstream endobj
+5 0 obj <</Type /Font /Subtype /Type1 /BaseFont /Helvetica>> endobj
+trailer <</Root 1 0 R>>
+startxref
+0
+%%EOF
+"""
+
+
 def test_the_text_of_a_pdf_is_read(tmp_path):
-    pypdf = pytest.importorskip("pypdf")
-    writer = pypdf.PdfWriter()
-    writer.add_blank_page(200, 200)
-    writer.write(tmp_path / "scan.pdf")
+    pytest.importorskip("pypdf")
+    for name, drawn in (("scan.pdf", ""), ("text.pdf", "BT /F 12 Tf 20 100 Td (Words of a page) Tj ET")):
+        (tmp_path / name).write_text(PDF.format(length=len(drawn), drawn=drawn))
     with pytest.raises(ValueError, match="holds no text; a scanned page needs OCR first"):
         documents.read_document(tmp_path / "scan.pdf", "scan.pdf")
-    from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
-
-    font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
-    font = DictionaryObject({NameObject(key): NameObject(value) for key, value in font.items()})
-    fonts = DictionaryObject({NameObject("/F"): font})
-    stream = DecodedStreamObject()
-    stream.set_data(b"BT /F 12 Tf 20 100 Td (Words of a page) Tj ET")
-    writer.pages[0][NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
-    writer.pages[0][NameObject("/Contents")] = stream
-    writer.write(tmp_path / "text.pdf")
     assert documents.read_document(tmp_path / "text.pdf", "x") == [Passage("x", "", "Words of a page")]
 
 

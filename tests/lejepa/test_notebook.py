@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from tests.harness import assert_refuses, refused, text_of
+from tests.harness import refused, text_of
 from tests.harness import run_notebook as run
 
 TINY = {
@@ -91,20 +91,3 @@ def test_past_questions_are_searched_beside_their_answers(alone):
 def test_the_tpu_notebook_trains_on_eight_virtual_devices(alone, eight_devices):
     executed, results = run("lejepa_training_tpu", alone, TINY)
     assert_whole_run(executed, results, "xla")
-
-
-WRONG = [
-    ({"num_sample": 3}, "num_sample is not a parameter"),
-    ({"output_dim": 1}, "output_dim=1"),
-    ({"sigreg_weight": 1.5}, "sigreg_weight=1.5"),
-    ({"contrastive_weight": -1.0}, "contrastive_weight=-1.0"),
-    ({"num_samples": 1}, "num_samples=1"),
-    ({"batch_size": 1}, "batch_size=1"),
-    ({"train_length": 4}, "train_length=4"),
-    ({"data_source": "no/such/texts.jsonl"}, "data_source='no/such/texts.jsonl'"),
-]
-
-
-@pytest.mark.once
-def test_a_wrong_parameter_is_an_error_that_names_it_before_anything_is_written(alone):
-    assert_refuses("lejepa_training", alone, TINY, WRONG)

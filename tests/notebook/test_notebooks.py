@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.harness import NOTEBOOKS, assert_refuses, printed, run_notebook, text_of
+from tests.harness import NOTEBOOKS, printed, run_notebook, text_of
 
 TINY = {
     "data_source": "sample",
@@ -74,22 +74,6 @@ def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, eig
 def test_use_tpu_alone_moves_the_gpu_notebook_to_xla(alone, eight_devices):
     executed, results = execute("tinystories_reservoir", alone, use_tpu=True)
     assert_whole_run(executed, results, "xla")
-
-
-WRONG = [
-    ({"max_stepz": 3}, "max_stepz"),
-    ({"resume": "false"}, "resume='false'"),
-    ({"max_steps": -1}, "max_steps=-1"),
-    ({"data_source": "no/such/stories.txt"}, "data_source='no/such/stories.txt'"),
-    ({"learning_rate": "1e-3"}, "learning_rate='1e-3'"),
-    ({"memory": "lstm"}, "memory='lstm'"),
-    ({"units": 200}, "units=200"),
-]
-
-
-@pytest.mark.once
-def test_a_wrong_parameter_is_an_error_that_names_it_before_anything_is_written(alone):
-    assert_refuses("tinystories_reservoir", alone, TINY, WRONG)
 
 
 @pytest.mark.slow

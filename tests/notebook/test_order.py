@@ -142,6 +142,27 @@ def test_cells_in_any_order_of_one_kernel_save_what_was_trained_or_are_refused(n
         assert EDITED not in (ROOT / SHOWN).read_text()
 
 
+WRONG = [
+    ({"max_stepz": 3}, "max_stepz"),
+    ({"resume": "false"}, "resume='false'"),
+    ({"max_steps": -1}, "max_steps=-1"),
+    ({"data_source": "no/such/stories.txt"}, "data_source='no/such/stories.txt'"),
+    ({"learning_rate": "1e-3"}, "learning_rate='1e-3'"),
+    ({"memory": "lstm"}, "memory='lstm'"),
+    ({"units": 200}, "units=200"),
+]
+
+
+@pytest.mark.once
+def test_a_wrong_parameter_is_an_error_that_names_it_before_anything_is_written(notebooks, alone):
+    with run_kernel(startup_timeout=START) as kernel:
+        for parameters, message in WRONG:
+            live = Live(kernel, notebooks / "tinystories_reservoir.ipynb", {**SMALL, **parameters})
+            errors = map(live.run, (live.setup, live.form, live.set, *[*live.cells.values()][1:]))
+            assert message in next(error for error in errors if error)
+    assert not Path("out").exists()
+
+
 HOUR_PASSED = """
 from helpers.run import folder_lock
 folder_lock._began.update({path: began - 3600 for path, began in folder_lock._began.items()})

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from helpers.plan import counting
-from helpers.plan.counting import LiveBytes, count
+from helpers.plan.counting import count
 from helpers.plan.forecast import UPDATE
 from helpers.plan.workloads import Workload
 from tests.workloads import Launches, bert, stack
@@ -213,17 +213,6 @@ def test_a_number_that_code_looks_at_is_zero_and_no_error():
 
     count(replace(workload, loss=loss), 2, kind="cpu", precision="fp32")
     assert seen == [0.0]
-
-
-def test_live_bytes_counts_a_storage_once_and_forgets_what_is_freed():
-    kept = torch.zeros(1000)
-    with LiveBytes([kept, kept.view(10, 100)]) as live:
-        assert live.now == 4000
-        made = torch.ones(500)
-        view = made[:10]
-        assert live.now == 6000
-        del made, view
-        assert (live.now, live.peak) == (4000, 6000)
 
 
 @pytest.mark.parametrize("way", ["", "_backward"])

@@ -79,12 +79,6 @@ def test_a_folder_of_texts_has_a_text_a_file_and_names_what_it_does_not_read(tmp
     assert ".hidden.txt" in printed and "nothing.txt: is empty" in printed
 
 
-def test_one_bad_row_is_set_aside_and_named(tmp_path, capsys):
-    rows = [json.dumps({"story": text}) for text in TEXTS]
-    texts = load_texts(written(tmp_path, "\n".join([*rows, "{broken"]), "own.jsonl"), num_texts=0, seed=0)
-    assert sorted(all_of(texts)) == sorted(TEXTS) and "1 of 61 rows" in capsys.readouterr().out
-
-
 def test_a_long_text_is_split_and_no_word_is_lost(tmp_path):
     long = " ".join(f"word{n}." for n in range(20_000))
     texts = load_texts(written(tmp_path, "\n\n".join([*TEXTS * 20, long])), num_texts=0, seed=0)

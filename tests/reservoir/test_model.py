@@ -114,13 +114,6 @@ def test_generation_refuses_padding_on_the_right():
         model.generate(ids, attention_mask=mask, max_new_tokens=2)
 
 
-@pytest.mark.parametrize("memory", ["reservoir", "gru"])
-def test_an_end_of_text_makes_the_next_text_a_first_one(memory):
-    model, ids = made(memory=memory), texts()
-    after = model(ids[:1]).logits[:, 12:]
-    torch.testing.assert_close(after, model(ids[:1, 12:]).logits, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("length", [1600, 4096])
 def test_a_long_call_and_its_gradients_hold_no_nan(length):
     model = made(window=128)
@@ -163,13 +156,6 @@ def test_the_spectral_radius_of_every_block_is_the_one_asked_for():
     weight = made(spectral_radius=0.7).memory.weight.double()
     radius = torch.linalg.eigvals(weight).abs().amax(-1)
     torch.testing.assert_close(radius, torch.full_like(radius, 0.7), atol=1e-5, rtol=0)
-
-
-def test_two_states_become_one_as_text_goes_by():
-    model, ids = made(), torch.randint(1, V, (1, 300), generator=torch.Generator().manual_seed(1))
-    line = torch.full((1, 10), -1)
-    first, second = (model.read(ids, (torch.randn(1, 24) * scale, line))[0] for scale in (0.0, 1.0))
-    assert (first[:, -1] - second[:, -1]).norm() < 1e-4 * (first[:, 0] - second[:, 0]).norm()
 
 
 def test_a_reservoir_is_drawn_from_its_seed_alone():

@@ -25,19 +25,15 @@ def test_the_run_stays_in_its_folder_when_the_directory_changes_and_evaluates_on
 AGAIN = """
 import os, signal, sys
 from pathlib import Path
-from helpers.run import folder_lock
 from helpers.train.interruption import Stopped
 from tests.training_run import DEFAULTS, main
-path, case = Path(sys.argv[1]), sys.argv[2]
+path = Path(sys.argv[1])
 path.mkdir()
-options = DEFAULTS | dict(model="llama", width=16, blocks=16, steps=4, save_steps=2, accumulation=1, max_hours=0.5 * (case == "time"))
-if case == "time":
-    folder_lock.own(path)
-    folder_lock._began[path.resolve()] -= 3600
+options = DEFAULTS | dict(model="llama", width=16, blocks=16, steps=4, save_steps=2, accumulation=1)
 sent = []
 def strike(event, arguments):
     best = event == "open" and str(arguments[0]).endswith("model.safetensors") and (path / "checkpoint-4").exists()
-    if case == "signal" and best and not sent:
+    if best and not sent:
         sent.append(os.kill(os.getpid(), signal.SIGTERM))
 sys.addaudithook(strike)
 for _ in range(2):
@@ -48,11 +44,8 @@ for _ in range(2):
 """
 
 
-@pytest.mark.parametrize(("case", "stopped"), [("time", "max_hours=0.5 at step 1"), ("signal", "SIGTERM at step 4")])
-def test_a_stop_is_never_swallowed_and_the_cell_run_again_ends_the_run(tmp_path, case, stopped):
-    """After its time was over it has all of it again; a signal while the best checkpoint is loaded counts."""
-    said = harness.run("-c", AGAIN, tmp_path / "run", case).stdout
-    assert [line.split(":")[0] for line in said.splitlines() if line.startswith(("STOPPED", "ENDED"))] == [
-        f"STOPPED {stopped}",
-        "ENDED 4",
-    ]
+def test_a_signal_while_the_best_checkpoint_is_loaded_is_not_swallowed_and_the_cell_run_again_ends_the_run(tmp_path):
+    """That a cell has its time anew each time: tests/notebook/test_order.py."""
+    said = harness.run("-c", AGAIN, tmp_path / "run").stdout
+    ends = [line.split(":")[0] for line in said.splitlines() if line.startswith(("STOPPED", "ENDED"))]
+    assert ends == ["STOPPED SIGTERM at step 4", "ENDED 4"]
