@@ -74,8 +74,8 @@ class Machine:
 
     name: str
     kind: str  # "cpu", "cuda" or "xla"
-    accelerator: Accelerator | None  # None for a CPU: no datasheet figure says how fast it trains
-    count: int
+    accelerator: Accelerator | None = None  # None for a CPU: no datasheet figure says how fast it trains
+    count: int = 1
 
     @property
     def memory(self) -> int | None:
@@ -89,18 +89,24 @@ def attached_tpu() -> str:
         network_or_disk = vendor.with_name("class").read_text().startswith(("0x01", "0x02"))
         if vendor.read_text().strip() == GOOGLE and not network_or_disk:
             return f"PCI device {vendor.parent.name}"
+    for device in Path("/dev").glob("accel[0-9]*"):
+        return str(device)
     promised = os.environ.get("TPU_ACCELERATOR_TYPE")  # by the image of a TPU runtime
-    return next(map(str, Path("/dev").glob("accel[0-9]*")), promised and f"TPU_ACCELERATOR_TYPE={promised}") or ""
+    return f"TPU_ACCELERATOR_TYPE={promised}" if promised else ""
 
 
 def attached_gpu() -> str:
     """The device file of an NVIDIA GPU whose driver is loaded; "" if there is none, or CUDA_VISIBLE_DEVICES hides all."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
-    return "" if hidden else next(map(str, Path("/dev").glob("nvidia[0-9]*")), "")
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
+        return ""
+    return next(map(str, Path("/dev").glob("nvidia[0-9]*")), "")
 
 
 def cpu_name() -> str:
     """The processor's model name."""
     info = Path("/proc/cpuinfo")
-    named = re.search(r"^model name\s*: (.+)$", info.read_text(encoding="utf-8") if info.exists() else "", re.MULTILINE)
-    return named[1].strip() if named else platform.processor() or platform.machine()
+    if info.exists():
+        model = re.search(r"^model name\s*: (.+)$", info.read_text(encoding="utf-8"), re.MULTILINE)
+        if model:
+            return model[1].strip()
+    return platform.processor() or platform.machine()

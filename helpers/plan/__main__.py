@@ -11,7 +11,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 
 from helpers.machine.hardware import Machine
 from helpers.parameters import LARGEST
@@ -50,21 +49,23 @@ def forecasts(notebook: str, hardware: Sequence[str], asked: Asked, **how) -> li
             raise ValueError(f"{name}={value} is out of range: give 0 (the notebook's) to {LARGEST:,}")
     planner = room(notebook).planned
     runs: list[Forecast] = []
+    examples = 0
     for name in hardware:
-        examples = max((run.examples for run in runs), default=0)
         try:
-            place = machine(name)
-            runtime = runtime_of(place)
+            device = machine(name)
+            runtime = runtime_of(device)
             recipe, workload = planner(asked, runtime)
             _check_length(workload, asked.length)
             settings = plan(recipe, workload, runtime, batch_size=asked.batch_size, max_steps=asked.steps)
             if examples:
                 steps = max(1, round(examples / settings.batch_size))
                 settings = plan(recipe, workload, runtime, batch_size=asked.batch_size, max_steps=steps)
-            runs.append(forecast(workload, settings, place, **how))
+            run = forecast(workload, settings, device, **how)
         except ValueError as error:
-            unknown = Machine(name=name.strip(), kind="unknown", accelerator=None, count=1)
-            runs.append(Forecast(machine=unknown, problem=str(error)))
+            unknown = Machine(name=name.strip(), kind="unknown")
+            run = Forecast(machine=unknown, problem=str(error))
+        examples = max(examples, run.examples)
+        runs.append(run)
     return runs
 
 
@@ -83,11 +84,13 @@ def row(run: Forecast) -> dict[str, str]:
     plan = run.plan
     if plan is None:
         return {"hardware": run.machine.name, "fits": "no plan: see below"}
-    checkpointing = " with checkpointing" if plan.gradient_checkpointing else ""
+    fits = plan.memory.fits
+    if plan.gradient_checkpointing:
+        fits += " with checkpointing"
     return {
         "hardware": run.machine.name,
         "precision": plan.precision,
-        "fits": plan.memory.fits + checkpointing,
+        "fits": fits,
         "batch": f"{plan.per_device_batch_size} x {plan.device_count} x {plan.gradient_accumulation_steps} = {plan.batch_size}",
         "memory": interval(run.memory, tables.size),
         "steps": f"{plan.max_steps:,}",
@@ -99,7 +102,9 @@ def row(run: Forecast) -> dict[str, str]:
 
 def price(run: Forecast) -> str:
     """What the run costs, such as `$0 (Colab) or $0.02 to $0.08`."""
-    prices = [f"$0 ({FREE[run.machine.name]})"] if run.machine.name in FREE else []
+    prices = []
+    if run.machine.name in FREE:
+        prices.append(f"$0 ({FREE[run.machine.name]})")
     if run.usd:
         prices.append(interval(run.usd, "${:.2g}".format))
     return " or ".join(prices) or "no price"
@@ -120,12 +125,14 @@ def report(runs: Sequence[Forecast]) -> str:
         for note in (run.problem, getattr(run.machine.accelerator, "note", "")):
             if note:
                 lines.append(f"{run.machine.name}: {note}")
-    timed = sorted((run for run in planned if run.step), key=seconds_an_example)
+    timed = [run for run in planned if run.step]
+    timed.sort(key=seconds_an_example)
     if len(timed) > 1:
-        lines.append(f"fastest on the same examples: {timed[0].machine.name}")
-        others = [run.machine.name for run in timed[1:] if not is_faster(timed[0], run)]
-        if others:
-            lines.append(f"not told apart from it: {', '.join(others)}")
+        fastest, *others = timed
+        lines.append(f"fastest on the same examples: {fastest.machine.name}")
+        similar = [run.machine.name for run in others if not is_faster(fastest, run)]
+        if similar:
+            lines.append(f"not told apart from it: {', '.join(similar)}")
     return "\n".join(lines)
 
 
@@ -134,11 +141,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m helpers.plan", description=__doc__, formatter_class=form)
     parser.add_argument("notebook", help=", ".join(ROOMS))
-    names = f"names between commas: {', '.join(NAMES)}, N x a GPU, as nvidia-smi says it, or with a datasheet"
-    parser.add_argument("--hardware", default=DEFAULT_HARDWARE, help=names)
-    for field in fields(Asked):
-        option = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(option, type=type(field.default), default=field.default, help=HELP[field.name])
+    hardware = f"names between commas: {', '.join(NAMES)}, N x a GPU, as nvidia-smi says it, or with a datasheet"
+    parser.add_argument("--hardware", default=DEFAULT_HARDWARE, help=hardware)
+    for name, text in HELP.items():
+        default = getattr(Asked, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text)
     parser.add_argument("--fused", action="store_true", help="the step is compiled, or its kernels are fused by hand")
     parser.add_argument(
         "--measured",
@@ -148,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     options = parser.parse_args(arguments)
-    asked = Asked(**{field.name: getattr(options, field.name) for field in fields(Asked)})
+    asked = Asked(**{name: getattr(options, name) for name in HELP})
     try:
         measured = [Measured.read(path) for path in options.measured]
         runs = forecasts(options.notebook, split_names(options.hardware), asked, fused=options.fused, measured=measured)
@@ -157,7 +164,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, RuntimeError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    print(json.dumps([run.results() for run in runs], indent=1) if options.json else report(runs))
+    if options.json:
+        results = [run.results() for run in runs]
+        print(json.dumps(results, indent=1))
+    else:
+        print(report(runs))
     return 0
 
 

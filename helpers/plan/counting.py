@@ -30,10 +30,11 @@ from helpers.machine.attention import checkpoint_activations
 from .workloads import Workload
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
-IN_FP32 = (
-    *((functional, name) for name in ("layer_norm", "group_norm", "cross_entropy", "nll_loss", "cosine_similarity")),
-    *((owner, name) for owner in (torch.Tensor, torch) for name in ("softmax", "log_softmax", "pow")),
-)
+IN_FP32 = {
+    functional: ("layer_norm", "group_norm", "cross_entropy", "nll_loss", "cosine_similarity"),
+    torch.Tensor: ("softmax", "log_softmax", "pow"),
+    torch: ("softmax", "log_softmax", "pow"),
+}
 
 
 ATEN = torch.ops.aten
@@ -98,13 +99,15 @@ def count(
     model.train()
     if checkpointing:
         checkpoint_activations(transformer_of(model), "cpu")
-    batch = tree_map_only(torch.Tensor, fake.from_tensor, workload.batch(examples, length or workload.length))
+    batch = workload.batch(examples, length or workload.length)
+    batch = tree_map_only(torch.Tensor, fake.from_tensor, batch)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     live = LiveBytes([*model.parameters(), *model.buffers()])
     weights, gradients = live.now, sum(weight.nbytes for weight in trained)
     with fake, _kernels_of(kind, precision, shares_keys), torch.random.fork_rng(devices=[]), live:
-        for weight in trained if accumulating else ():
-            weight.grad = torch.zeros_like(weight)
+        if accumulating:
+            for weight in trained:
+                weight.grad = torch.zeros_like(weight)
         before, launched = live.now, live.launched
         with _autocast(precision):
             loss = workload.loss(model, batch)
@@ -159,7 +162,9 @@ def _without_numbers(model: nn.Module) -> tuple[FakeTensorMode, nn.Module]:
 
 def copy_with(model: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
     """The model with what `make` makes of each weight and buffer."""
-    memo: dict[int, object] = {id(buffer): make(buffer) for buffer in model.buffers()}
+    memo: dict[int, object] = {}
+    for buffer in model.buffers():
+        memo[id(buffer)] = make(buffer)
     for weight in model.parameters():
         memo[id(weight)] = nn.Parameter(make(weight), requires_grad=weight.requires_grad)
     return copy.deepcopy(model, memo)
@@ -169,7 +174,10 @@ def transformer_of(model: nn.Module) -> nn.Module | None:
     """The transformers model, whose activations are recomputed: the outermost one in a model or a loss."""
     from transformers import PreTrainedModel
 
-    return next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            return module
+    return None
 
 
 @contextlib.contextmanager
@@ -180,19 +188,22 @@ def _kernels_of(kind: str, precision: str, shares_keys: bool = True):
     (torch/aten/src/ATen/autocast_mode.h, AT_FORALL_FP32; those that take part in training). XLA: no fused attention.
     """
     allow = torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
-    in_half = kind == "cuda" and precision in HALF
-    patched = [(owner, name, _in_fp32(getattr(owner, name))) for owner, name in IN_FP32 if in_half]
-    if kind == "cuda":
-        patched.append((functional, "dropout", _dropout))
-    if kind != "cpu":
-        attend = functools.partial(_attention, kind, shares_keys)
-        patched.append((functional, "scaled_dot_product_attention", attend))
     with contextlib.ExitStack() as stack:
-        allow(kind == "xla")  # a GPU's written out products are in fp32
-        stack.callback(allow, False)
-        for owner, name, function in patched:
+
+        def patch(owner, name: str, function) -> None:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, function)
+
+        allow(kind == "xla")  # a GPU's written out products are in fp32
+        stack.callback(allow, False)
+        if kind == "cuda":
+            patch(functional, "dropout", _dropout)
+            if precision in HALF:
+                for owner, functions in IN_FP32.items():
+                    for name in functions:
+                        patch(owner, name, _in_fp32(getattr(owner, name)))
+        if kind != "cpu":
+            patch(functional, "scaled_dot_product_attention", functools.partial(_attention, kind, shares_keys))
         yield
 
 
@@ -210,14 +221,17 @@ def _attention(kind, shares_keys, query, key, value, *args, attend=functional.sc
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    return torch.native_dropout(input, p, training)[0] if training and p > 0 else input
+    if training and p > 0:
+        return torch.native_dropout(input, p, training)[0]
+    return input
 
 
 def _in_fp32(function):
     def widened(input, *args, **kwargs):
         # `torch.pow` takes a number and a tensor, too.
-        is_half = isinstance(input, torch.Tensor) and input.dtype in HALF.values()
-        return function(input.float() if is_half else input, *args, **kwargs)
+        if isinstance(input, torch.Tensor) and input.dtype in HALF.values():
+            input = input.float()
+        return function(input, *args, **kwargs)
 
     return widened
 
@@ -250,11 +264,12 @@ class LiveBytes(TorchDispatchMode):
         if func is ATEN._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return 0  # a number that code looks at and that a fake tensor does not have
         result = func(*args, **kwargs)
-        if formula := FLOPS.get(func._overloadpacket):
+        formula = FLOPS.get(func._overloadpacket)
+        if formula:
             self.flops += formula(*args, **kwargs, out_val=result)
-        for each in tree_leaves(result):
-            if isinstance(each, torch.Tensor):
-                self._count(each)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._count(leaf)
         return result
 
     def _count(self, tensor: torch.Tensor) -> None:

@@ -45,12 +45,11 @@ EITHER_WAY = 1.87  # the interval of a time: 3.5 from its lower to its upper end
 # Of two machines of a kind on the same job, whose common errors cancel; of one and several of a card.
 RATIO, SAME_CARD = 1.77, 1.26
 SAME_MODEL, OTHER_MODEL = 1.2, 2.0  # either way, of a time that was measured on this very machine
-# Of a forecast of a TPU: 15 of the 16 published runs are of JAX or Flax, none of torch_xla.
-GUESS = "a guess: published TPU runs are of JAX and Flax"
-PUBLISHED = "published runs"
+# What a forecast of a kind rests on; of TPUs 15 of the 16 published runs are of JAX or Flax, none of torch_xla.
+BASIS = {"cuda": "published runs", "xla": "a guess: published TPU runs are of JAX and Flax"}
 # Seconds that a run is compiled: by XLA (docs/results/tpu_compiler_steps.json), and the layers on a GPU, which is a guess.
 COMPILATION = {"xla": (60.0, 660.0), "cuda": (20.0, 120.0)}
-LEFT = 0.5  # of a step's launches with compiled layers, at most (docs/gpu.md)
+COMPILED_LAUNCHES = 0.5  # share of a step's launches that compiled layers have, at most (docs/gpu.md)
 EVALUATED = 1 / 3  # of the time of a trained example: a forward pass
 # Seconds that a GPU's host takes to launch an operation; on an H200 27e-6 to 60e-6 for each that makes a tensor (docs/gpu.md).
 LAUNCH = 10e-6, 100e-6
@@ -72,15 +71,17 @@ class Range:
         """From `value` over `factor` to `value` times `factor`."""
         return cls(low=value / factor, high=value * factor, value=value, basis=basis)
 
-    def scaled(self, factor: float, *, plus_low: float = 0.0, plus_high: float = 0.0) -> Range:
-        """All three times `factor`, plus what is added at each end."""
-        low, high = self.low * factor + plus_low, self.high * factor + plus_high
-        return replace(self, low=low, high=high, value=self.value * factor + (plus_low + plus_high) / 2)
+    def scaled(self, factor: float, low: float = 0.0, high: float = 0.0) -> Range:
+        """All three numbers times `factor`, and on top what takes `low` to `high`."""
+        value = self.value * factor + (low + high) / 2
+        return replace(self, low=self.low * factor + low, high=self.high * factor + high, value=value)
 
 
 def interval(span: Range | None, form: Callable[[float], object]) -> str:
     """In the units of `form`."""
-    return f"{form(span.low)} to {form(span.high)}" if span else "not known"
+    if not span:
+        return "not known"
+    return f"{form(span.low)} to {form(span.high)}"
 
 
 # ---- memory
@@ -99,7 +100,11 @@ class Memory:
         """Yes: the whole interval does. No: not even its lower end does. Tight: in between."""
         if self.capacity is None:
             return "unknown"
-        return "yes" if self.peak.high <= self.capacity else "tight" if self.peak.low <= self.capacity else "no"
+        if self.peak.high <= self.capacity:
+            return "yes"
+        if self.peak.low <= self.capacity:
+            return "tight"
+        return "no"
 
     def work(self, accumulation: int) -> Work:
         """The optimizer step of so many micro-batches."""
@@ -123,12 +128,17 @@ def memory(count: Count, kind: str, capacity: int | None, *, processes: int = 1,
         evaluation: bytes, from `counting.evaluation_peak`.
     """
     lowest, highest, context = ALLOCATED[kind]
-    counted = count.peak + (count.gradients if processes > 1 and kind != "xla" else 0)
-    evaluation += count.optimizer if evaluation else 0
-    basis = "counted" if counted >= evaluation else "counted: evaluation takes more than training"
-    counted = max(counted, evaluation)
+    counted, basis = count.peak, "counted"
+    if processes > 1 and kind != "xla":
+        counted += count.gradients
+    if evaluation:
+        evaluation += count.optimizer
+    if evaluation > counted:
+        counted, basis = evaluation, "counted: evaluation takes more than training"
     span = Range(low=counted * lowest, high=counted * highest + context, value=counted, basis=basis)
-    return Memory(count=count, peak=span, capacity=capacity and int(capacity * (CPU_SHARE if kind == "cpu" else 1)))
+    if capacity and kind == "cpu":
+        capacity = int(capacity * CPU_SHARE)
+    return Memory(count=count, peak=span, capacity=capacity)
 
 
 # ---- time
@@ -166,13 +176,19 @@ class Measured:
         try:
             results = json.loads(Path(path).read_text(encoding="utf-8"))
             train, plan, runtime = results["train"], results["plan"], results["runtime"]
-            numbers = {name: plan["memory"][name] for name in ("flops", "trained", "launches")}
+            counted = plan["memory"]
+            work = Work(
+                flops=counted["flops"],
+                trained=counted["trained"],
+                launches=counted["launches"],
+                accumulation=plan["gradient_accumulation_steps"],
+            )
             return cls(
                 job=(results["forecast"]["notebook"], results["forecast"]["model"]),
                 device=runtime["device_name"],
                 devices=runtime["device_count"],
                 precision=plan["precision"],
-                work=Work(accumulation=plan["gradient_accumulation_steps"], **numbers),
+                work=work,
                 seconds=training_seconds(train) / train["steps"],
             )
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -180,8 +196,11 @@ class Measured:
 
     def is_of(self, machine: Machine, precision: str) -> bool:
         """Whether it was measured on such a machine; a CPU is taken for the one that was measured."""
-        same = machine.kind == "cpu" if machine.accelerator is None else find(self.device) == machine.accelerator
-        return same and (self.devices, self.precision) == (machine.count, precision)
+        if (self.devices, self.precision) != (machine.count, precision):
+            return False
+        if machine.accelerator is None:
+            return machine.kind == "cpu"
+        return find(self.device) == machine.accelerator
 
 
 def step_seconds(
@@ -202,13 +221,15 @@ def step_seconds(
     """
     job = workload.notebook, workload.name
     of_job = [run for run in measured if run.job == job]
-    others = [] if workload.recurrent else [run for run in measured if run.job != job]
-    for run in (*of_job, *others):
+    candidates = of_job if workload.recurrent else [*of_job, *measured]
+    for run in candidates:
         if run.is_of(machine, precision):
-            scale = work.flops * work.accumulation / (run.work.flops * run.work.accumulation)
             factor = SAME_MODEL if run.job == job else OTHER_MODEL
+            scale = work.flops * work.accumulation / (run.work.flops * run.work.accumulation)
             return Range.from_factor(run.seconds * scale, factor, f"measured ({run.job[0]})")
-    expected = None if workload.recurrent else published(work, machine.accelerator, precision, fused)
+    if workload.recurrent:
+        return None
+    expected = published(work, machine.accelerator, precision, fused)
     for run in of_job:
         source = find(run.device)
         source_seconds = published(run.work, source, run.precision, fused)
@@ -221,18 +242,23 @@ def step_seconds(
 
 def published(work: Work, accelerator: Accelerator | None, precision: str, fused: bool) -> Range | None:
     """Seconds of a step by published runs; None for a machine without a datasheet."""
-    if not accelerator or not (peak := accelerator.peak_for(precision)):
+    peak = accelerator and accelerator.peak_for(precision)
+    if not accelerator or not peak:
         return None
-    is_gpu, ideal = accelerator.kind == "cuda", work.flops / peak
+    ideal = work.flops / peak
     bound = work.accumulation * ideal + ADAMW_BYTES * work.trained / accelerator.bandwidth
     log = CONSTANT[accelerator.kind] + BALANCE * math.log(peak / accelerator.bandwidth)
-    if is_gpu:
-        log += (SIZE if fused else SIZE_UNFUSED) * clipped(ideal)
-    centre = Range.from_factor(bound * math.exp(log), EITHER_WAY, PUBLISHED if is_gpu else GUESS)
-    launches = work.launches * work.accumulation + UPDATE if is_gpu and not fused else 0
+    launches = 0
+    if accelerator.kind == "cuda" and fused:
+        log += SIZE * clipped(ideal)
+    elif accelerator.kind == "cuda":
+        log += SIZE_UNFUSED * clipped(ideal)
+        launches = work.launches * work.accumulation + UPDATE
+    centre = Range.from_factor(bound * math.exp(log), EITHER_WAY, BASIS[accelerator.kind])
     # No step is faster than peak and bandwidth allow; one smaller than any published may take as long as the smallest.
+    low = max(bound, centre.low, LAUNCH[0] * launches)
     high = max(bound, centre.high) * max(1, SIZES[0] / ideal)
-    return replace(centre, low=max(bound, centre.low, LAUNCH[0] * launches), high=max(high, LAUNCH[1] * launches))
+    return replace(centre, low=low, high=max(high, LAUNCH[1] * launches))
 
 
 def _error_of_ratio(one: Accelerator | None, other: Accelerator | None) -> float:
@@ -243,7 +269,9 @@ def _error_of_ratio(one: Accelerator | None, other: Accelerator | None) -> float
     """
     if one == other:
         return SAME_CARD
-    return RATIO if one and other and one.kind == other.kind else EITHER_WAY**2
+    if one and other and one.kind == other.kind:
+        return RATIO
+    return EITHER_WAY**2
 
 
 def clipped(ideal: float) -> float:
@@ -276,16 +304,21 @@ class Forecast:
         if self.step is None:
             return None
         steps = self.plan.max_steps + EVALUATED * self.plan.evaluated / self.plan.batch_size
-        layers = COMPILATION["cuda"] if self.plan.compiled else (0.0, 0.0)
-        shortest, longest = COMPILATION["xla"] if self.machine.kind == "xla" else layers
+        shortest, longest = 0.0, 0.0
+        if self.machine.kind == "xla":
+            shortest, longest = COMPILATION["xla"]
+        elif self.plan.compiled:
+            shortest, longest = COMPILATION["cuda"]
         trials = self.plan.trial_seconds
-        return self.step.scaled(steps, plus_low=trials + shortest, plus_high=trials + longest)
+        return self.step.scaled(steps, trials + shortest, trials + longest)
 
     @property
     def usd(self) -> Range | None:
         """Dollars of the run, where the machine has a price."""
         hourly = usd_per_hour(self.machine)
-        return self.seconds.scaled(hourly / 3600) if self.seconds and hourly else None
+        if not self.seconds or not hourly:
+            return None
+        return self.seconds.scaled(hourly / 3600)
 
     def results(self) -> dict[str, Any]:
         """The `forecast` part of results.json."""
@@ -305,18 +338,12 @@ class Forecast:
 
     def rows(self) -> list[dict[str, str]]:
         """This run as a table of its own."""
-        rests_on = self.seconds.basis if self.seconds else f"{NOT_KNOWN}; training prints the time that is left"
-        rows = [
-            {"forecast": "time of this run", "interval": interval(self.seconds, tables.seconds), "rests on": rests_on}
-        ]
+        basis = self.seconds.basis if self.seconds else f"{NOT_KNOWN}; training prints the time that is left"
+        time = interval(self.seconds, tables.seconds)
+        rows = [{"forecast": "time of this run", "interval": time, "rests on": basis}]
         if self.memory:
-            rows.append(
-                {
-                    "forecast": "memory at most",
-                    "interval": interval(self.memory, tables.size),
-                    "rests on": self.memory.basis,
-                }
-            )
+            size = interval(self.memory, tables.size)
+            rows.append({"forecast": "memory at most", "interval": size, "rests on": self.memory.basis})
         return rows
 
     def compared(self, measured: Mapping[str, Any]) -> list[dict[str, str | None]]:
@@ -329,16 +356,23 @@ class Forecast:
         span = self.step and self.step.scaled(steps)
         rows = [_compared(f"time of {steps:,} steps", span, training_seconds(measured), tables.seconds)]
         if self.memory:
-            trained = measured.get("resumed_from_step") != steps
-            peak = measured["peak_memory_bytes"] if trained else None
+            peak = None
+            if measured.get("resumed_from_step") != steps:
+                peak = measured["peak_memory_bytes"]
             rows.append(_compared("memory at most", self.memory, peak, tables.size))
         return rows
 
 
 def _compared(name: str, span: Range | None, measured: float | None, form) -> dict[str, Any]:
-    inside = None if span is None or measured is None else span.low <= measured <= span.high
-    row = {"forecast and measured": name, "interval": interval(span, form)}
-    return row | {"measured": form(measured), "inside": inside}
+    inside = None
+    if span and measured is not None:
+        inside = span.low <= measured <= span.high
+    return {
+        "forecast and measured": name,
+        "interval": interval(span, form),
+        "measured": form(measured),
+        "inside": inside,
+    }
 
 
 def forecast(workload: Workload, plan: Any, machine: Machine, **how) -> Forecast:
@@ -351,11 +385,14 @@ def forecast(workload: Workload, plan: Any, machine: Machine, **how) -> Forecast
 
 def forecast_run(workload: Workload, plan: Any, runtime: Runtime) -> Forecast:
     """The forecast of this run."""
-    accelerator, devices = runtime.accelerator, runtime.device_count
+    accelerator = runtime.accelerator
     name = accelerator.name if accelerator else runtime.device_name
-    expected = forecast(workload, plan, Machine(name=name, kind=runtime.family, accelerator=accelerator, count=devices))
-    # What a CPU's process takes beside its tensors is not counted, and nothing measures the tensors alone.
-    return replace(expected, memory=None) if runtime.kind == "cpu" else expected
+    machine = Machine(name=name, kind=runtime.family, accelerator=accelerator, count=runtime.device_count)
+    expected = forecast(workload, plan, machine)
+    if runtime.kind == "cpu":
+        # What a CPU's process takes beside its tensors is not counted, and nothing measures the tensors alone.
+        expected = replace(expected, memory=None)
+    return expected
 
 
 # ---- which machine

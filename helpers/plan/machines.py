@@ -19,7 +19,7 @@ GPUS = tuple(accelerator.name for accelerator in CATALOGUE if accelerator.kind =
 NAMES = (*GPUS, *SLICES, "CPU")
 UNITS = ("GB", "GB/s", "TFLOPS")
 DATASHEET = "A6000:48GB,768GB/s,155TFLOPS"
-MOST_GPUS = 16  # of one machine; beyond it a network is part of the step, which nothing here knows
+GPU_LIMIT = 16  # of one machine; beyond it a network is part of the step, which nothing here knows
 PRICES = json.loads(Path(__file__).with_name("prices.json").read_text(encoding="utf-8"))
 # Free tiers, within a quota, as of November 2026.
 FREE = {"T4": "Colab", "P100": "Kaggle", "2xT4": "Kaggle", "v5e-1": "Colab", "v5e-8": "Kaggle"}
@@ -36,20 +36,24 @@ def machine(name: str) -> Machine:
     if ":" in name:
         return _by_datasheet(name)
     times, plain = re.findall(r"^(?:(\d+)[x×])?(.*)", _plain(name))[0]
-    count, names = int(times or 1), {_plain(known): known for known in NAMES} | {"a100": "A100 40GB"}
+    count = int(times or 1)
+    catalogue = {_plain(entry): entry for entry in NAMES} | {"a100": "A100 40GB"}
     reported = find(re.sub(r"^\s*\d+\s*[x×]", "", name))
-    catalogued = names.get(plain) or (reported and reported.name)
-    most = MOST_GPUS if catalogued in GPUS else 1
-    if catalogued not in NAMES or not 1 <= count <= most:
-        raise ValueError(
-            f"hardware={name!r}: unknown; {did_you_mean(name, NAMES)}there are {', '.join(NAMES)}, and 2 to {MOST_GPUS} of a GPU, "
-            f"such as 2xT4. For another card give its datasheet: {DATASHEET}"
-        )
-    if catalogued in SLICES:
+    catalogued = catalogue.get(plain) or (reported and reported.name)
+    if catalogued == "CPU" and count == 1:
+        return Machine(name=catalogued, kind="cpu")
+    if catalogued in SLICES and count == 1:
         generation, devices = catalogued.split("-")
         return Machine(name=catalogued, kind="xla", accelerator=find(f"TPU {generation}"), count=int(devices))
-    kind, several = "cuda" if catalogued in GPUS else "cpu", f"{count}x" if count > 1 else ""
-    return Machine(name=several + catalogued, kind=kind, accelerator=find(catalogued), count=count)
+    if catalogued not in GPUS or not 1 <= count <= GPU_LIMIT:
+        raise ValueError(
+            f"hardware={name!r}: unknown; {did_you_mean(name, NAMES)}there are {', '.join(NAMES)}, and 2 to {GPU_LIMIT} of a GPU, "
+            f"such as 2xT4. For another card give its datasheet: {DATASHEET}"
+        )
+    accelerator = find(catalogued)
+    if count > 1:
+        catalogued = f"{count}x{catalogued}"
+    return Machine(name=catalogued, kind="cuda", accelerator=accelerator, count=count)
 
 
 def split_names(hardware: str) -> list[str]:
@@ -58,12 +62,12 @@ def split_names(hardware: str) -> list[str]:
 
 
 def _by_datasheet(text: str) -> Machine:
-    figures = re.fullmatch(
-        r"\s*(.+?)\s*:" + ",".join(rf"\s*([\d.]+)\s*{unit}\s*" for unit in UNITS), text, re.IGNORECASE
-    )
-    if not figures or not all(float(figure) for figure in figures.groups()[1:]):
+    name, figures = map(str.strip, text.rsplit(":", 1))
+    pattern = ",".join(rf"\s*([\d.]+)\s*{unit}\s*" for unit in UNITS)
+    datasheet = re.fullmatch(pattern, figures, re.IGNORECASE)
+    if not name or not datasheet or not all(map(float, datasheet.groups())):
         raise ValueError(f"hardware={text!r}: no datasheet; write memory, bandwidth and peak such as {DATASHEET}")
-    name, (memory, bandwidth, peak) = figures[1], map(float, figures.groups()[1:])
+    memory, bandwidth, peak = map(float, datasheet.groups())
     accelerator = Accelerator(
         name=name,
         kind="cuda",
@@ -75,7 +79,7 @@ def _by_datasheet(text: str) -> Machine:
         source="given by hand",
         note="datasheet given by hand, taken for a card with bf16 (sm_80 or newer)",
     )
-    return Machine(name=name, kind="cuda", accelerator=accelerator, count=1)
+    return Machine(name=name, kind="cuda", accelerator=accelerator)
 
 
 def _plain(name: str) -> str:
@@ -84,23 +88,26 @@ def _plain(name: str) -> str:
 
 def runtime_of(machine: Machine) -> Runtime:
     """The runtime that `detect` would report on a machine of the catalogue, to plan for it from anywhere else."""
-    capability = machine.accelerator.compute_capability if machine.accelerator else None
-    chosen, why = choose_precision(machine.kind, machine.name, capability, "auto")
+    accelerator = machine.accelerator
+    capability = accelerator.compute_capability if accelerator else None
+    precision, why = choose_precision(machine.kind, machine.name, capability, "auto")
     return Runtime(
         kind=machine.kind,
         reason=f"planned for {machine.name}",
-        device_name=machine.accelerator.name if machine.accelerator else machine.name,
+        device_name=accelerator.name if accelerator else machine.name,
         device_count=machine.count,
         memory=machine.memory,
         compute_capability=capability,
-        precision=chosen,
+        precision=precision,
         precision_reason=why,
     )
 
 
 def usd_per_hour(machine: Machine) -> float | None:
     """Of the whole machine; None where no source gives it for a month. Colab sells single GPUs alone."""
-    about = PRICES.get(machine.accelerator.name) if machine.accelerator else None
-    if not about or (machine.count > 1 and about["source"].startswith("Colab")):
+    if not machine.accelerator:
         return None
-    return about["usd_per_hour"] * machine.count
+    price = PRICES.get(machine.accelerator.name)
+    if not price or (machine.count > 1 and price["source"].startswith("Colab")):
+        return None
+    return price["usd_per_hour"] * machine.count

@@ -13,7 +13,7 @@ from pydantic import PositiveFloat, PositiveInt
 from helpers.machine.runtime import Runtime
 from helpers.show import tables
 
-from .forecast import COMPILATION, LAUNCH, LEFT, UPDATE, Memory, memory, published
+from .forecast import COMPILATION, COMPILED_LAUNCHES, LAUNCH, UPDATE, Memory, memory, published
 from .workloads import Workload
 
 RECIPES, ASKED = "the recipe's", "asked for"
@@ -107,10 +107,11 @@ class Plan:
             "per_device_batch_size": f"{self.per_device_batch_size} x {self.device_count} device(s)",
             "memory": f"{tables.size(span.low)} to {tables.size(span.high)} a device, fits: {self.memory.fits}",
         }
-        return [
-            {"setting": name, "value": worded.get(name, tables.cell(getattr(self, name))), "why": reason}
-            for name, reason in self.reasons.items()
-        ]
+        rows = []
+        for name, reason in self.reasons.items():
+            value = worded.get(name) or tables.cell(getattr(self, name))
+            rows.append({"setting": name, "value": value, "why": reason})
+        return rows
 
 
 class DoesNotFit(ValueError):
@@ -144,10 +145,12 @@ def plan(
     if runtime.precision == "fp16" and workload.overflows_fp16:
         why = f"activations of {workload.name} overflow in fp16, and {runtime.device_name} has no better precision"
         runtime = replace(runtime, precision="fp32", precision_reason=why)
-    larger, faster = (recipe.tpu_batch_factor, recipe.tpu_learning_rate_factor) if runtime.family == "xla" else (1, 1)
-    rate, why_rate = _chosen(learning_rate, recipe.learning_rate, faster)
-    batch, why_batch = _chosen(batch_size, recipe.batch_size, larger)
-    steps = max_steps or max(1, round(recipe.max_steps * recipe.batch_size / batch))
+    rate, why_rate = _choose(learning_rate, recipe.learning_rate, recipe.tpu_learning_rate_factor, runtime)
+    batch, why_batch = _choose(batch_size, recipe.batch_size, recipe.tpu_batch_factor, runtime)
+    steps, why_steps = max_steps, ASKED
+    if not steps:
+        steps = max(1, round(recipe.max_steps * recipe.batch_size / batch))
+        why_steps = "as many examples as the recipe's"
     if gradient_checkpointing is None:
         gradient_checkpointing = recipe.gradient_checkpointing
     recipe = replace(  # which refuses negative ones
@@ -157,23 +160,38 @@ def plan(
         max_steps=steps,
         gradient_checkpointing=gradient_checkpointing,
     )
-    if batch % devices:
-        raise ValueError(
-            f"batch_size={batch}: {devices} devices share it, so it must be a multiple of {devices}; "
-            f"try {max(devices, batch // devices * devices)}"
-        )
     share = batch // devices
-    micro, why_micro = _asked_micro_batch(recipe, share)
+    if batch % devices:
+        multiple = max(devices, share * devices)
+        raise ValueError(
+            f"batch_size={batch}: {devices} devices share it, so it must be a multiple of {devices}; try {multiple}"
+        )
+    micro, why_micro = _recipe_micro_batch(recipe, share)
     micro, checkpointing, needed = _micro_batch(workload, runtime, share, recipe, micro)
     size = tables.size(runtime.memory) or "unknown memory"
-    why_checkpointing = "a larger micro-batch fits with it" if checkpointing else "fits without it"
+    largest = "the largest that fits" if runtime.memory else f"the whole batch at once: {size}"
+    why_checkpointing = "fits without it"
     if gradient_checkpointing is not None:
         why_checkpointing = ASKED
-    largest = "the largest that fits" if runtime.memory else f"the whole batch at once: {size}"
+    elif checkpointing:
+        why_checkpointing = "a larger micro-batch fits with it"
     kind, name = runtime.family, workload.optimizer
     optimizer, why_optimizer = OPTIMIZER.get(f"{name} on {kind}") or OPTIMIZER.get(name) or OPTIMIZER[kind]
     compiled, why_compiled = choose_compilation(recipe, runtime, needed.count.launches * share // micro)
-    on_a_gpu = {"launches": "operations of a step, which the host starts one by one", "compiled": why_compiled}
+    reasons = {
+        "batch_size": why_batch,
+        "precision": runtime.precision_reason,
+        "learning_rate": why_rate,
+        "max_steps": why_steps,
+        "per_device_batch_size": why_micro or largest,
+        "gradient_accumulation_steps": f"keeps {batch} examples a step",
+        "gradient_checkpointing": why_checkpointing,
+        "memory": f"{needed.peak.basis}; {runtime.device_name} has {size}",
+        "optimizer": why_optimizer,
+    }
+    if kind == "cuda":
+        reasons["launches"] = "operations of a step, which the host starts one by one"
+        reasons["compiled"] = why_compiled
     return Plan(
         precision=runtime.precision,
         per_device_batch_size=micro,
@@ -193,18 +211,7 @@ def plan(
         evaluated=recipe.evaluated,
         trial_seconds=recipe.trial_seconds,
         compiled=compiled,
-        reasons={
-            "batch_size": why_batch,
-            "precision": runtime.precision_reason,
-            "learning_rate": why_rate,
-            "max_steps": ASKED if max_steps else "as many examples as the recipe's",
-            "per_device_batch_size": why_micro or largest,
-            "gradient_accumulation_steps": f"keeps {batch} examples a step",
-            "gradient_checkpointing": why_checkpointing,
-            "memory": f"{needed.peak.basis}; {runtime.device_name} has {size}",
-            "optimizer": why_optimizer,
-            **(on_a_gpu if kind == "cuda" else {}),
-        },
+        reasons=reasons,
     )
 
 
@@ -213,40 +220,46 @@ def choose_compilation(recipe: Recipe, runtime: Runtime, launches: int) -> tuple
 
     COMPILE_LAYERS in the environment decides where the recipe leaves it open: "yes", "no" or "auto". Raises ValueError for another value.
     """
-    wanted = os.environ.get("COMPILE_LAYERS", "auto")
-    if wanted not in ("auto", "yes", "no"):
-        raise ValueError(f"COMPILE_LAYERS={wanted!r} in the environment: give 'auto', 'yes' or 'no'")
+    setting = os.environ.get("COMPILE_LAYERS", "auto")
+    if setting not in ("auto", "yes", "no"):
+        raise ValueError(f"COMPILE_LAYERS={setting!r} in the environment: give 'auto', 'yes' or 'no'")
     if runtime.family == "xla":
         return False, "XLA compiles whole steps"
+    if recipe.compiled:
+        return True, ASKED
     if recipe.compiled is not None:
-        return recipe.compiled, ASKED if recipe.compiled else "not made for it"
-    if wanted != "auto":
-        return wanted == "yes", f"{ASKED} (COMPILE_LAYERS)"
+        return False, "not made for it"
+    if setting != "auto":
+        return setting == "yes", f"{ASKED} (COMPILE_LAYERS)"
     if not runtime.has_tf32:
         return False, f"{runtime.device_name} is no GPU from sm_80 on"
-    saved = recipe.max_steps * launches * (1 - LEFT) * math.sqrt(math.prod(LAUNCH))
+    saved = recipe.max_steps * launches * (1 - COMPILED_LAUNCHES) * math.sqrt(math.prod(LAUNCH))
     _, longest = COMPILATION["cuda"]
     times = f"{recipe.max_steps} steps save about {tables.seconds(saved)} (an estimate), and compiling takes up to {tables.seconds(longest)}"
     return saved > longest, times
 
 
-def _asked_micro_batch(recipe: Recipe, share: int) -> tuple[int, str]:
+def _recipe_micro_batch(recipe: Recipe, share: int) -> tuple[int, str]:
     """The recipe's micro-batch for a device with so many examples, or 0, and the reason. Raises ValueError if it does not divide them."""
-    wanted = recipe.micro_batch_size
-    if wanted > share and recipe.clips_micro_batch:
-        return share, f"{RECIPES}, {wanted}, is more than the {share} of a device"
-    if wanted and share % wanted:
+    size = recipe.micro_batch_size
+    if not size:
+        return 0, ""
+    if size > share and recipe.clips_micro_batch:
+        return share, f"{RECIPES}, {size}, is more than the {share} of a device"
+    if share % size:
         raise ValueError(
-            f"micro_batch_size={wanted}: a device has {share} examples, which is no multiple of it; give a divisor of {share}"
+            f"micro_batch_size={size}: a device has {share} examples, which is no multiple of it; give a divisor of {share}"
         )
-    return wanted, RECIPES if wanted else ""
+    return size, RECIPES
 
 
-def _chosen(asked, recipe, factor):
+def _choose(value, recipe, factor, runtime):
     """A value with its reason: the user's, or the recipe's (times its factor on a TPU)."""
-    if asked:
-        return asked, ASKED
-    return recipe * factor, RECIPES if factor == 1 else f"recipe {recipe:g} x {factor:g} on a TPU"
+    if value:
+        return value, ASKED
+    if factor == 1 or runtime.family != "xla":
+        return recipe, RECIPES
+    return recipe * factor, f"recipe {recipe:g} x {factor:g} on a TPU"
 
 
 def memory_of(
@@ -266,22 +279,23 @@ def memory_of(
 
 
 def _micro_batch(
-    workload: Workload, runtime: Runtime, share: int, recipe: Recipe, wanted: int
+    workload: Workload, runtime: Runtime, share: int, recipe: Recipe, size: int
 ) -> tuple[int, bool, Memory]:
     """Examples in a forward pass of one device, whether activations are recomputed, and the memory for this.
 
-    wanted: is taken whether it fits or not; 0: the most that fit. Where they are fewer than `share`, activations are computed again if
+    size: is taken whether it fits or not; 0: the most that fit. Where they are fewer than `share`, activations are computed again if
     the step takes less time with the larger micro-batch that then fits: a small one takes as long as its operations take to start.
     """
     from .counting import transformer_of
 
-    numbers = range(min(share, workload.least), share + 1)
-    sizes = [wanted] if wanted else [number for number in numbers if share % number == 0] or [share]
-    if recipe.gradient_checkpointing is None:
-        able = getattr(transformer_of(workload.model), "supports_gradient_checkpointing", False)
-        choices = [False, True] if able else [False]
-    else:
-        choices = [recipe.gradient_checkpointing]
+    sizes = [size]
+    if not size:
+        smallest = min(share, workload.least)
+        sizes = [number for number in range(smallest, share + 1) if share % number == 0]
+    choices = [bool(recipe.gradient_checkpointing)]
+    recomputes = getattr(transformer_of(workload.model), "supports_gradient_checkpointing", False)
+    if recipe.gradient_checkpointing is None and recomputes:
+        choices.append(True)
     fitting = []  # (seconds of a step, examples, checkpointing)
     for checkpointing in choices:
         for examples in reversed(sizes):
@@ -297,10 +311,12 @@ def _micro_batch(
             break  # nothing is accumulated
     if fitting:
         _, examples, checkpointing = min(fitting, key=lambda way: way[0])
-    elif needed.fits == "no" and not wanted:
+    elif needed.fits == "no" and not size:
+        remedy = "use a smaller model or a shorter sequence"
+        if not checkpointing:
+            remedy += ", or gradient_checkpointing=True"
         raise DoesNotFit(
             f"{examples} example(s) in sequences of {workload.length} tokens need at least {tables.size(needed.peak.low)} and "
-            f"{runtime.device_name} has {tables.size(runtime.memory)}: use a smaller model or a shorter sequence"
-            + ("" if checkpointing else ", or gradient_checkpointing=True")
+            f"{runtime.device_name} has {tables.size(runtime.memory)}: {remedy}"
         )
     return examples, checkpointing, memory_of(workload, runtime, examples, share, checkpointing, evaluated=True)
