@@ -91,11 +91,14 @@ class Engine:
 
             return psutil.Process().memory_info().peak_wset
         status = Path("/proc/self/status")
-        if status.exists() and (found := re.search(r"VmHWM:\s+(\d+)", status.read_text())):
-            return 1024 * int(found[1])
+        if status.exists():
+            peak = re.search(r"VmHWM:\s+(\d+)", status.read_text())
+            if peak:
+                return 1024 * int(peak[1])
         import resource  # may include the peak of the parent process
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class CudaEngine(Engine):
@@ -116,10 +119,8 @@ class CudaEngine(Engine):
         times as long (H200, torch 2.11; docs/gpu.md).
         """
         utils, cuda = torch.utils.deterministic, torch.backends.cuda
-        deterministic, warns = (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        )
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        warns = torch.is_deterministic_algorithms_warn_only_enabled()
         fills, cudnn = utils.fill_uninitialized_memory, cuda.cudnn_sdp_enabled()
         # By this function, since torch.compile asks for the older setting, which raises after the newer one was used.
         before = cuda.matmul.fp32_precision
@@ -162,7 +163,7 @@ class TorchTpuEngine(Engine):
         """Unknown: TorchTPU 0.2 does not count it."""
 
 
-SCHEDULED = ("lr", "weight_decay")  # what changes in an optimizer group for one step on XLA
+SCHEDULED = {"lr", "weight_decay"}  # what changes in an optimizer group for one step on XLA
 TRAINING = ("step", "between")  # phases: an optimizer step, and what happens between two (the loader)
 # XLA compiles the first step and what follows the first log; the rest of a run reuses these programs.
 WARMUP_RUNS = {"step": 1, "between": 3}
@@ -218,9 +219,11 @@ class XlaEngine(Engine):
         if self._checked:
             return
         self._checked = True
-        tensors = {name: tensor for name, tensor in inputs.items() if torch.is_tensor(tensor) and tensor.dim()}
-        whole = [name for name, tensor in tensors.items() if not xla.is_batch_sharded(tensor)]
-        assert not whole, f"{whole} are not split over the {self.fed} devices: each computes everything"
+        unsplit = []
+        for name, tensor in inputs.items():
+            if torch.is_tensor(tensor) and tensor.dim() and not xla.is_batch_sharded(tensor):
+                unsplit.append(name)
+        assert not unsplit, f"{unsplit} are not split over the {self.fed} devices: each computes everything"
 
     def begin(self, optimizer, running_loss):
         self._checked = False
@@ -228,7 +231,10 @@ class XlaEngine(Engine):
 
     def before_update(self, optimizer):
         groups = optimizer.param_groups
-        self._scheduled = [{name: group[name] for name in SCHEDULED if name in group} for group in groups]
+        self._scheduled = []
+        for group in groups:
+            values = {name: group[name] for name in group.keys() & SCHEDULED}
+            self._scheduled.append(values)
         for group, rate in zip(groups, xla.rates_above_zero(groups), strict=True):
             group["lr"] = rate
         for group, decay in zip(groups, xla.distinct_decays(groups), strict=True):
@@ -253,10 +259,12 @@ class XlaEngine(Engine):
     def weights(self, model):
         xla.sync()
         copies: dict[int, torch.Tensor] = {}  # one CPU copy of each tensor, so that tied weights stay tied
-        return {
-            name: copies.setdefault(id(tensor), tensor.detach().cpu())
-            for name, tensor in model.state_dict(keep_vars=True).items()
-        }
+        weights = {}
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if id(tensor) not in copies:
+                copies[id(tensor)] = tensor.detach().cpu()
+            weights[name] = copies[id(tensor)]
+        return weights
 
     def wait(self):
         xla.wait()
@@ -303,6 +311,7 @@ def cpu_copy(model: Model, *shared: object) -> Model:
     memo: dict[int, object] = {id(one): one for one in shared}
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         own = tensor.detach().to("cpu", copy=True)  # .cpu() returns a CPU tensor itself
-        is_parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(own, requires_grad=tensor.requires_grad) if is_parameter else own
+        if isinstance(tensor, nn.Parameter):
+            own = nn.Parameter(own, requires_grad=tensor.requires_grad)
+        memo[id(tensor)] = own
     return copy.deepcopy(model, memo)

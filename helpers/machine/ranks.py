@@ -13,12 +13,16 @@ from typing import Any
 
 def count() -> int:
     """The number of processes; WORLD_SIZE counts only if a launcher has set LOCAL_RANK as well."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
+    if "LOCAL_RANK" not in os.environ:
+        return 1
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
     """The number of this process, from 0."""
-    return int(os.environ.get("RANK", "0")) if count() > 1 else 0
+    if count() == 1:
+        return 0
+    return int(os.environ.get("RANK", "0"))
 
 
 def local() -> int:

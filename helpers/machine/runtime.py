@@ -89,14 +89,15 @@ class Runtime:
         }
 
     def __str__(self) -> str:
-        memory = f"{self.memory / 2**30:.1f} GiB" if self.memory else "memory unknown"
-        capability = "" if self.compute_capability is None else " · sm_{}{}".format(*self.compute_capability)
-        return "\n".join(
-            (
-                f"device     {self.device_count} x {self.device_name} ({self.kind}) · {memory}{capability}",
-                f"           {self.reason}",
-                f"precision  {self.precision}: {self.precision_reason}",
-            )
+        memory, capability = "memory unknown", ""
+        if self.memory:
+            memory = f"{self.memory / 2**30:.1f} GiB"
+        if self.compute_capability:
+            capability = " · sm_{}{}".format(*self.compute_capability)
+        return (
+            f"device     {self.device_count} x {self.device_name} ({self.kind}) · {memory}{capability}\n"
+            f"           {self.reason}\n"
+            f"precision  {self.precision}: {self.precision_reason}"
         )
 
 
@@ -104,10 +105,12 @@ def refuse_without_kernels(name: str, compute_capability: tuple[int, int], built
     """Raises RuntimeError if a torch that was built for the architectures `built_for` has no kernels for this GPU."""
     major, minor = compute_capability
     built = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(built_for))
-    numbers = [(kind, int(generation), int(least)) for kind, generation, least in built]
-    ready = any(kind == "sm" and generation == major and least <= minor for kind, generation, least in numbers)
-    from_ptx = any(kind == "compute" and (generation, least) <= (major, minor) for kind, generation, least in numbers)
-    if built and not ready and not from_ptx:
+    for kind, generation, revision in built:
+        # "compute" is PTX, which the driver compiles for any later GPU; the kernels of "sm" run on their own generation.
+        is_older = (int(generation), int(revision)) <= (major, minor)
+        if is_older and (kind == "compute" or int(generation) == major):
+            return
+    if built:
         raise RuntimeError(
             f"{name} (sm_{major}{minor}): the installed torch was built for {', '.join(built_for)} and has no kernels for it. "
             "Choose another accelerator (on Kaggle GPU T4 x2 instead of P100), or install a torch for older GPUs: "
@@ -116,18 +119,18 @@ def refuse_without_kernels(name: str, compute_capability: tuple[int, int], built
 
 
 def choose_precision(
-    kind: str, name: str, compute_capability: tuple[int, int] | None, wanted: str = "auto"
+    kind: str, name: str, compute_capability: tuple[int, int] | None, precision: str = "auto"
 ) -> tuple[str, str]:
     """Training dtype for one device and the reason for it.
 
-    Raises ValueError: the device cannot train in the `wanted` precision.
+    Raises ValueError: the device cannot train in this `precision`.
     """
     native = kind != "cuda" or (compute_capability or ()) >= AMPERE
-    if wanted == "fp16" and kind != "cuda":
+    if precision == "fp16" and kind != "cuda":
         raise ValueError(
             f"precision='fp16' needs a CUDA GPU, and this is {name} ({kind}); use 'auto', 'fp32' or 'bf16'"
         )
-    if wanted == "bf16" and not native:
+    if precision == "bf16" and not native:
         raise ValueError(
             f"precision='bf16' is emulated and slow on {name}; use 'auto' (fp16 with loss scaling) or 'fp32'"
         )
@@ -139,9 +142,9 @@ def choose_precision(
         chosen, why = "bf16", f"{name} has native bf16; what stays fp32 uses TF32"
     else:
         chosen, why = "fp16", f"{name} has no native bf16; fp16 with loss scaling over fp32 weights"
-    if wanted == "auto":
+    if precision == "auto":
         return chosen, why
-    return wanted, f"asked for (precision={wanted!r}); auto would be {chosen}: {why}"
+    return precision, f"asked for (precision={precision!r}); auto would be {chosen}: {why}"
 
 
 def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Runtime:
@@ -159,7 +162,9 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
     """
     if precision not in ("auto", "fp32", "bf16", "fp16"):
         raise ValueError(f"precision={precision!r}: give 'auto', 'fp32', 'bf16' or 'fp16'")
-    kind, reason = _tpu() if use_tpu else ("", "use_tpu=False")
+    kind, reason = "", "use_tpu=False"
+    if use_tpu:
+        kind, reason = _tpu()
     if use_tpu and not kind:
         warnings.warn(
             f"use_tpu=True, but {reason}: going on without a TPU. On Colab choose Runtime > Change runtime type > TPU.",
@@ -173,7 +178,8 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
         xla.start()
         if xla.host_count() > 1:
             raise ValueError(f"use_tpu=True: {xla.host_count()} hosts share this TPU; {ONE_HOST}")
-        name, count, memory = xla.device_name(), xla.device_count(), (xla.memory_info() or {}).get("bytes_limit")
+        name, count = xla.device_name(), xla.device_count()
+        memory = (xla.memory_info() or {}).get("bytes_limit")
     elif kind == "tpu":
         torch_tpu.start()
         name, memory = torch_tpu.device_name(), torch_tpu.memory()
@@ -232,18 +238,19 @@ def _tpu() -> tuple[str, str]:
     TPU_ENGINE in the environment decides where both are installed: "torch_xla", "torch_tpu", or "auto": torch_xla first, which Colab and
     Kaggle ship. Raises ValueError for another value.
     """
-    wanted = os.environ.get("TPU_ENGINE", "auto")
-    if wanted not in ("auto", "torch_xla", "torch_tpu"):
-        raise ValueError(f"TPU_ENGINE={wanted!r} in the environment: give 'auto', 'torch_xla' or 'torch_tpu'")
+    setting = os.environ.get("TPU_ENGINE", "auto")
+    if setting not in ("auto", "torch_xla", "torch_tpu"):
+        raise ValueError(f"TPU_ENGINE={setting!r} in the environment: give 'auto', 'torch_xla' or 'torch_tpu'")
     reasons = []
     for engine, kind, module in (("torch_xla", "xla", xla), ("torch_tpu", "tpu", torch_tpu)):
         # Where neither is there nor asked for, torch_xla is the one that is missed.
-        if wanted == engine or (wanted == "auto" and (module is xla or module.installed())):
-            found, reason = module.available()
-            if found:
+        if setting == engine or (setting == "auto" and (module is xla or module.installed())):
+            is_available, reason = module.available()
+            if is_available:
                 return kind, reason
             reasons.append(reason)
-    if chip := hardware.attached_tpu():
+    chip = hardware.attached_tpu()
+    if chip:
         raise RuntimeError(hardware.BROKEN_TPU.format(reason=f"{'; '.join(reasons)} (but there is {chip})"))
     return "", "; ".join(reasons)
 
@@ -255,16 +262,16 @@ def get_device(use_tpu: bool = False):
 
 def _announce_to_huggingface(use_xla: bool) -> None:
     """Tells transformers and accelerate, which otherwise use XLA wherever torch_xla can be imported."""
-    wanted = "1" if use_xla else "0"
     # The values that mean yes to transformers; its default is one of them.
-    current = "1" if os.environ.get("USE_TORCH_XLA", "1").upper() in ("1", "ON", "YES", "TRUE", "AUTO") else "0"
+    used_xla = os.environ.get("USE_TORCH_XLA", "1").upper() in ("1", "ON", "YES", "TRUE", "AUTO")
     loaded = [name for name in ("transformers", "accelerate") if name in sys.modules]
-    if xla.installed() and loaded and current != wanted:
+    if xla.installed() and loaded and used_xla != use_xla:
+        before = "a TPU" if used_xla else "a GPU or CPU"
         raise RuntimeError(
-            f"{' and '.join(loaded)} already run for {'a GPU or CPU' if use_xla else 'a TPU'} in this kernel and cannot "
-            "change over. Restart the kernel (Runtime > Restart session), then run all cells with the new use_tpu."
+            f"{' and '.join(loaded)} already run for {before} in this kernel and cannot change over. "
+            "Restart the kernel (Runtime > Restart session), then run all cells with the new use_tpu."
         )
-    os.environ["USE_TORCH_XLA"] = wanted
+    os.environ["USE_TORCH_XLA"] = str(int(use_xla))
     # Progress widgets: no saved notebook can show them, and a headless kernel only warns about them.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     silence_chatter()
@@ -278,13 +285,15 @@ def gpus() -> tuple[int, str | None]:
     return torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
-def _processes(wanted: int) -> int:
-    found, _ = gpus()
+def _processes(num_processes: int) -> int:
+    gpu_count, _ = gpus()
     if ranks.count() > 1:
         return ranks.count()
-    if found and wanted > found:
-        raise ValueError(f"num_processes={wanted}: torch sees {found} GPU(s), and each needs its own; set it to 0")
-    return wanted or max(1, found)
+    if gpu_count and num_processes > gpu_count:
+        raise ValueError(
+            f"num_processes={num_processes}: torch sees {gpu_count} GPU(s), and each needs its own; set it to 0"
+        )
+    return num_processes or max(1, gpu_count)
 
 
 def _pin_to_one_gpu(torch) -> str:
@@ -292,7 +301,8 @@ def _pin_to_one_gpu(torch) -> str:
     count = torch.cuda.device_count()
     if count > 1 and "LOCAL_RANK" not in os.environ and not torch.cuda.is_initialized():
         # Trainer would wrap the model in DataParallel, which is slower than one GPU and which TRL refuses.
-        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        first, *_ = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = first
         return f"; using 1 of {count} (torchrun uses all: docs/several-processes.md)"
     return ""
 

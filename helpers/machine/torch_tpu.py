@@ -9,7 +9,7 @@ import importlib.util
 from importlib import metadata
 
 SEVERAL = (
-    "TorchTPU drives one chip of a process here; for all chips of a TPU install torch_xla ({found} chips are there), or let this process "
+    "TorchTPU drives one chip of a process here; for all chips of a TPU install torch_xla ({count} chips are there), or let this process "
     "see one with TPU_VISIBLE_CHIPS=0"
 )
 
@@ -25,10 +25,9 @@ def available() -> tuple[bool, str]:
         return False, "torch_tpu is not installed"
     import torch  # loads torch_tpu by itself where a chip is seen
 
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if device is None or device.type != "tpu":
-        return False, "torch_tpu is installed, but finds no TPU chip"
-    return True, f"torch_tpu {metadata.version('torch_tpu')} finds a TPU chip"
+    if torch.accelerator.is_available() and torch.accelerator.current_accelerator().type == "tpu":
+        return True, f"torch_tpu {metadata.version('torch_tpu')} finds a TPU chip"
+    return False, "torch_tpu is installed, but finds no TPU chip"
 
 
 def start():
@@ -38,8 +37,9 @@ def start():
     """
     import torch
 
-    if (found := torch.accelerator.device_count()) > 1:
-        raise ValueError(f"use_tpu=True: {SEVERAL.format(found=found)}")
+    count = torch.accelerator.device_count()
+    if count > 1:
+        raise ValueError(f"use_tpu=True: {SEVERAL.format(count=count)}")
     # Otherwise a module that moves to `tpu` gets new parameters, and weights that were tied come apart.
     torch.__future__.set_swap_module_params_on_conversion(True)
     teach_accelerate()
