@@ -59,8 +59,10 @@ class Stops(TrainerCallback):
     def listening(self, since: float | None = None) -> Iterator[Stops]:
         """Listens inside the block; the budget counts from `since`, a `time.monotonic()` (default: now)."""
         self.reason, self.out_of_time = "", False
+        if since is None:
+            since = time.monotonic()
         if self.max_hours:
-            self._deadline = (time.monotonic() if since is None else since) + self.max_hours * 3600
+            self._deadline = since + self.max_hours * 3600
         handlers, ended = {}, threading.Event()
         threading.Thread(target=self._watch, args=(ended, os.getppid()), daemon=True).start()
         if threading.current_thread() is threading.main_thread():
@@ -126,13 +128,19 @@ def _spare_orphans(spared: bool) -> None:
 
         poller = IPKernelApp.instance().poller
         if getattr(poller, "parent_pid", 0):
-            poller.parent_pid = _AnyParent(poller.parent_pid) if spared else int(poller.parent_pid)
+            kind = _AnyParent if spared else int
+            poller.parent_pid = kind(poller.parent_pid)
 
 
 def all_finite(tensors: Iterable) -> bool:
     """Whether no floating-point tensor holds NaN or infinity: one pass over each, one wait for the device."""
-    values = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
-    values = [tensor.cpu() if tensor.device.type == "xla" else tensor for tensor in values]  # where it would compile
+    values = []
+    for tensor in tensors:
+        if tensor.is_floating_point() and tensor.numel():
+            value = tensor.detach()
+            if value.device.type == "xla":  # where the norm would compile
+                value = value.cpu()
+            values.append(value)
     return bool(get_total_norm(values, math.inf).isfinite())
 
 
@@ -179,7 +187,9 @@ class LossScale:
         before, self.scale = self.scale, self.scaler.get_scale()
         optimizer._is_overflow = self.scale < before
         self.skipped += optimizer._is_overflow
-        return f"fp16 skipped {self.skipped} steps, and its loss scale is {self.scale:g}" if self.scale < 1 else ""
+        if self.scale < 1:
+            return f"fp16 skipped {self.skipped} steps, and its loss scale is {self.scale:g}"
+        return ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

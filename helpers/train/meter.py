@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -57,7 +58,9 @@ class Meter:
     def state(self) -> dict:
         """Counts and seconds so far, for `start` when the run is resumed."""
         self._read()
-        return {name: getattr(self, name) for name in Meter.__annotations__} | {"padding": int(self.padding)}
+        state = {name: getattr(self, name) for name in Meter.__annotations__}
+        state["padding"] = int(self.padding)
+        return state
 
     def close(self) -> None:
         """Stops the clock."""
@@ -73,7 +76,7 @@ class Meter:
         if self._mark is None:
             return
         now = self._clocks()
-        wall, processor, compiling = (after - before for after, before in zip(now, self._mark, strict=True))
+        wall, processor, compiling = map(operator.sub, now, self._mark)
         self._mark = now
         self.seconds += wall
         self.compile_seconds += compiling
@@ -84,14 +87,16 @@ class Meter:
 
     def count(self, inputs, processes: int = 1) -> None:
         """Adds a micro-batch of each of `processes`, all like `inputs`: tensors *input_ids [B, ..., T], or else the first."""
-        batched = {name: tensor.shape for name, tensor in inputs.items() if getattr(tensor, "dim", lambda: 0)() >= 1}
+        tensors = {name: tensor for name, tensor in inputs.items() if torch.is_tensor(tensor) and tensor.dim()}
         # Every column of ids counts; a mask may have more axes than there are positions.
-        shapes = [shape for name, shape in batched.items() if name.endswith("input_ids")] or [*batched.values()][:1]
+        shapes = [tensor.shape for name, tensor in tensors.items() if name.endswith("input_ids")]
+        if not shapes:
+            shapes = [next(iter(tensors.values())).shape]
         self.examples += processes * shapes[0][0]
-        self.positions += processes * sum(math.prod(shape) for shape in shapes)
-        for name, shape in batched.items():
-            if name.endswith(MASKS) and shape in shapes:
-                self.padding = self.padding + processes * (inputs[name] == 0).sum()
+        self.positions += processes * sum(map(math.prod, shapes))
+        for name, tensor in tensors.items():
+            if name.endswith(MASKS) and tensor.shape in shapes:
+                self.padding = self.padding + processes * (tensor == 0).sum()
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -119,7 +124,11 @@ class Meter:
         padding = int(self.padding)
         tokens_per_second = (self.positions - padding) / training
         accelerator = self.runtime.accelerator
+        mfu = mfu_peak = None
         peak = accelerator and accelerator.peak_for(self.runtime.precision)
+        if accelerator and peak:
+            mfu = round(tokens_per_second * self.flops_per_token / (peak * self.runtime.device_count), 4)
+            mfu_peak = f"{peak / 1e12:g} TFLOP/s {self.runtime.precision} a device ({accelerator.source})"
         return {
             "seconds": round(self.seconds, 3),
             "compile_seconds": round(self.compile_seconds, 3),
@@ -127,10 +136,8 @@ class Meter:
             "examples_per_second": round(self.examples / training, 3),
             "tokens_per_second": round(tokens_per_second, 1),
             "padding": round(padding / max(self.positions, 1), 4),
-            "mfu": peak and round(tokens_per_second * self.flops_per_token / (peak * self.runtime.device_count), 4),
-            "mfu_peak": accelerator
-            and peak
-            and f"{peak / 1e12:g} TFLOP/s {self.runtime.precision} a device ({accelerator.source})",
+            "mfu": mfu,
+            "mfu_peak": mfu_peak,
             "peak_memory_bytes": self.runtime.engine.peak_memory(),
         }
 
@@ -148,6 +155,7 @@ class Meter:
             "padding": f"{train['padding']:.0%} of what is computed",
             "model FLOPs utilisation": train["mfu"] and f"{train['mfu']:.1%} of {train['mfu_peak']}",
             "memory at most": tables.size(train["peak_memory_bytes"]),
-            **{name.replace("_", " "): value for name, value in (xla or {}).items()},
         }
+        for name, value in (xla or {}).items():
+            shown[name.replace("_", " ")] = value
         return [{"measured": name, "": value} for name, value in shown.items() if value is not None]

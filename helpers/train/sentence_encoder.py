@@ -73,17 +73,21 @@ def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    counts = Counter(word for text in texts for word in re.findall(r"[a-z0-9]+", text.lower()))
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(re.findall(r"[a-z0-9]+", text.lower()))
     letters = "abcdefghijklmnopqrstuvwxyz0123456789.,:;()"
     frequent = sorted(counts, key=lambda word: (-counts[word], word))[:SAMPLE_WORDS]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    pieces = dict.fromkeys([*special, *letters, *(f"##{letter}" for letter in letters), *frequent])
+    inner_letters = [f"##{letter}" for letter in letters]
+    pieces = dict.fromkeys([*special, *letters, *inner_letters, *frequent])
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
     sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
     with tempfile.TemporaryDirectory() as folder:  # Transformer takes a path and nothing else
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            BertModel(BertConfig(vocab_size=len(pieces), **sizes)).save_pretrained(folder)
-        BertTokenizerFast(vocab={piece: number for number, piece in enumerate(pieces)}).save_pretrained(folder)
+            BertModel(BertConfig(vocab_size=len(vocabulary), **sizes)).save_pretrained(folder)
+        BertTokenizerFast(vocab=vocabulary).save_pretrained(folder)
         transformer = Transformer(folder, model_kwargs={"use_safetensors": True})
     transformer.max_seq_length = 128
     return SentenceTransformer(modules=[transformer, Pooling(64)], device="cpu")
@@ -114,18 +118,18 @@ def _encode_at_fixed_lengths(model: SentenceTransformer, texts: Sequence[str], p
     xla.replicate(model)
     attention.use_one_dtype(model.transformers_model)
     encoded = model.tokenizer([prompt + text for text in texts], verbose=False)
-    tokens = np.array([len(ids) for ids in encoded["input_ids"]])
+    tokens = np.array([*map(len, encoded["input_ids"])])
     order = np.argsort(tokens)
     embeddings = []
     for begin in range(0, len(order), XLA_BATCH):
         batch = np.resize(order[begin : begin + XLA_BATCH], XLA_BATCH)
         quarters = min(4, math.ceil(4 * tokens[batch].max() / model.max_seq_length))
         length = math.ceil(quarters * model.max_seq_length / 4)
-        features = preprocess_at_length(model, length, fixed=True)(
-            [texts[place] for place in batch.tolist()], prompt=prompt
-        )
-        tensors = {name: value.to(model.device) for name, value in features.items() if torch.is_tensor(value)}
-        features |= {name: xla.shard_batch(tensor) for name, tensor in tensors.items()}
+        preprocess = preprocess_at_length(model, length, fixed=True)
+        features = preprocess([texts[number] for number in batch.tolist()], prompt=prompt)
+        for name, value in features.items():
+            if torch.is_tensor(value):
+                features[name] = xla.shard_batch(value.to(model.device))
         embeddings.append(model(features)["sentence_embedding"])
         xla.sync()
     vectors = torch.cat([batch.cpu() for batch in embeddings]).numpy()
@@ -151,11 +155,11 @@ class SentenceEncoderTrainer(TrainerMixin, SentenceTransformerTrainer):
         model.model_card_data.local_files_only = True
         model.model_card_data.generate_widget_examples = False
         super().__init__(model=model, runtime=runtime, **kwargs)
-        self.data_collator.preprocess_fn = preprocess_at_length(
-            model, length, fixed=runtime.family == "xla" or kwargs["plan"].compiled
-        )
+        is_fixed = runtime.family == "xla" or kwargs["plan"].compiled
+        self.data_collator.preprocess_fn = preprocess_at_length(model, length, fixed=is_fixed)
         if isinstance(length, dict):  # by the name of a column's task
-            self.data_collator.max_length, self.data_collator.router_mapping = length, {name: name for name in length}
+            self.data_collator.max_length = length
+            self.data_collator.router_mapping = {name: name for name in length}
 
     def trained_module(self) -> torch.nn.Module:
         return self.loss

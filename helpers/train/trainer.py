@@ -91,7 +91,8 @@ class TrainerMixin(TrainerCallback):
         self.plan, self.runtime = plan, replace(runtime)  # with an engine that counts for this trainer alone
         self.engine = self.runtime.engine
         module = self.trained_module()
-        if tied := [*getattr(self.model, "all_tied_weights_keys", ())]:
+        tied = [*getattr(self.model, "all_tied_weights_keys", ())]
+        if tied:
             # A checkpoint holds them once; transformers would warn that the others are missing.
             self.model._keys_to_ignore_on_save = tied
         trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
@@ -143,20 +144,23 @@ class TrainerMixin(TrainerCallback):
             CheckpointUnreadable: a checkpoint could not be read; it is kept as it is.
         """
         output_dir = self.args.output_dir
+        ownership = folder_lock.owned(output_dir) if ranks.is_main() else contextlib.nullcontext()
         with (
-            folder_lock.owned(output_dir) if ranks.is_main() else contextlib.nullcontext() as since,
+            ownership as since,
             self.stops.listening(since),
             self.engine.computing(self.args.tf32),
             contextlib.closing(self.meter),
         ):
-            source = self._checkpoint_to_resume(resume_from_checkpoint) if ranks.is_main() else None
+            source = None
+            if ranks.is_main():
+                source = self._checkpoint_to_resume(resume_from_checkpoint)
             source = ranks.broadcast(source)
             if ranks.count() > 1 and self.model_wrapped is self.model:
                 # accelerate marks a model at its first evaluation. A marked one is never wrapped, and each process would train its own.
                 self.model.__dict__.pop("_is_accelerate_prepared", None)
             self.resumed_from = source and checkpoint.step_of(source)
             while True:
-                self._counts = self._counts_of(source) if source else {}
+                self._counts = self._counts_of(source)
                 self.meter.start(self._counts)
                 compiling = compiled_layers(self.transformer()) if self.plan.compiled else contextlib.nullcontext()
                 try:
@@ -181,9 +185,8 @@ class TrainerMixin(TrainerCallback):
             if self.stops.reason and (self._owes_evaluation() or self.state.global_step < self.args.max_steps):
                 self._raise_stopped()
             self._load_best()
-            if any(
-                ranks.gather(bool(self.stops.reason) and not self.stops.out_of_time)
-            ):  # a signal came since the last step
+            signalled = bool(self.stops.reason) and not self.stops.out_of_time  # since the last step
+            if any(ranks.gather(signalled)):
                 self._raise_stopped()
         return output
 
@@ -216,13 +219,14 @@ class TrainerMixin(TrainerCallback):
         if self.is_world_process_zero():
             first_step = checkpoint.step_of(source) if source else 0
             plan, output_dir = self.plan, self.args.output_dir
-            if changed := run_folder.begin_session(
-                output_dir, self.runtime, plan.precision, first_step, plan.batch_size
-            ):
-                self._say(changed)
-        return super().train(resume_from_checkpoint=str(source) if source else None, **kwargs)
+            changes = run_folder.begin_session(output_dir, self.runtime, plan.precision, first_step, plan.batch_size)
+            if changes:
+                self._say(changes)
+        return super().train(resume_from_checkpoint=source and str(source), **kwargs)
 
-    def _counts_of(self, source: Path) -> dict:
+    def _counts_of(self, source: Path | None) -> dict:
+        if source is None:
+            return {}
         counts = checkpoint.counter(source, METER_FILE)
         if counts is None:
             self._say(f"{METER_FILE} of {source.name} is damaged: time and examples are counted from here on")
@@ -230,19 +234,21 @@ class TrainerMixin(TrainerCallback):
 
     def _owes_evaluation(self) -> bool:
         """Whether the evaluation of the present step was stopped."""
-        step, every = self.state.global_step, self.args.eval_steps
-        due = self.args.eval_strategy == "steps" and (step % every == 0 or step >= self.args.max_steps)
-        logged = {name for entry in self.state.log_history if entry["step"] == step for name in entry}
-        return due and not any(name.startswith("eval_") for name in logged)
+        args, step = self.args, self.state.global_step
+        for entry in self.state.log_history:
+            if entry["step"] == step and any(name.startswith("eval_") for name in entry):
+                return False
+        return args.eval_strategy == "steps" and (step % args.eval_steps == 0 or step >= args.max_steps)
 
-    def _checkpoint_to_resume(self, wanted: bool) -> Path | None:
-        assert isinstance(wanted, bool), (
+    def _checkpoint_to_resume(self, resume: bool) -> Path | None:
+        assert isinstance(resume, bool), (
             "a run continues from its newest whole checkpoint, not from one of a given path"
         )
-        checkpoint.sweep(self.args.output_dir)
-        if not wanted:
+        output_dir = self.args.output_dir
+        checkpoint.sweep(output_dir)
+        if not resume:
             return None
-        output_dir, problems, source = self.args.output_dir, {}, None
+        problems, source = {}, None
         for candidate in checkpoint.listed(output_dir):
             problem = checkpoint.damage(candidate) or _refusal(candidate)
             if problem is None:
@@ -273,7 +279,8 @@ class TrainerMixin(TrainerCallback):
         if self.state.best_global_step is None:
             return
         best = checkpoint.folder(self.args.output_dir, self.state.best_global_step)
-        if problem := ranks.broadcast(checkpoint.damage(best)):
+        problem = ranks.broadcast(checkpoint.damage(best))
+        if problem:
             self._say(f"keeping the last weights: the best checkpoint {best.name} cannot be used: {problem}")
             return
         self._load_from_checkpoint(str(best))
@@ -294,7 +301,8 @@ class TrainerMixin(TrainerCallback):
             self._save_checkpoint(self.model, None)
         if self.is_world_process_zero():
             self._require_room()
-        if unlogged := self._counts.get("unlogged"):
+        unlogged = self._counts.get("unlogged")
+        if unlogged:
             loss, self._globalstep_last_logged = unlogged
             self._tr_loss = torch.tensor(loss, device=args.device)
         self._loss_scale = LossScale(self.accelerator.scaler, self._counts.get("skipped", 0))
@@ -314,13 +322,16 @@ class TrainerMixin(TrainerCallback):
 
     def on_optimizer_step(self, args, state, control, **kwargs):
         self.engine.after_update(self.optimizer)
-        if why := self._loss_scale.after_update(self.optimizer):
+        why = self._loss_scale.after_update(self.optimizer)
+        if why:
             self._diverged(f"{why} at step {state.global_step + 1}: gradients overflow, and such a run learns nothing")
 
     def on_step_end(self, args, state, control, **kwargs):
         self.engine.end_step()
-        if began := getattr(helpers, "began", None):  # of a notebook; its first trainer may not be its last
-            helpers.began, helpers.first_step_seconds = None, round(time.monotonic() - began, 1)
+        began = getattr(helpers, "began", None)  # of a notebook; its first trainer may not be its last
+        if began:
+            helpers.began = None
+            helpers.first_step_seconds = round(time.monotonic() - began, 1)
         if state.global_step >= state.max_steps:
             control.should_log = control.should_save = True
             control.should_evaluate |= args.eval_strategy != "no"
@@ -372,8 +383,10 @@ class TrainerMixin(TrainerCallback):
     # -- logging, evaluation, saving --
 
     def log(self, logs: dict, start_time: float | None = None) -> None:
-        # Infinite gradient norms only lower the loss scale of fp16, which counts them.
-        for name in ("loss",) if self._loss_scale.scaler else ("loss", "grad_norm"):
+        checked = ["loss"]
+        if not self._loss_scale.scaler:  # fp16 counts infinite gradient norms, which only lower its loss scale
+            checked.append("grad_norm")
+        for name in checked:
             if name in logs and not torch.isfinite(torch.tensor(logs[name])):
                 self._stop_on_nonfinite(name, logs[name])
         if "loss" in logs or "eval_loss" in logs:
@@ -427,7 +440,9 @@ class TrainerMixin(TrainerCallback):
         return improved
 
     def _get_output_dir(self, trial) -> str:
-        return str(self._staging) if self._staging else super()._get_output_dir(trial)
+        if self._staging:
+            return str(self._staging)
+        return super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model, trial) -> None:
         with self.aside("save"):
@@ -444,8 +459,9 @@ class TrainerMixin(TrainerCallback):
         sizes = [checkpoint.size(folder) for folder in checkpoint.listed(args.output_dir)]
         moments = 0 if step else self.plan.memory.count.optimizer  # bytes, which come with the first step
         size = max(sizes, default=0) + moments
-        kept = (args.save_total_limit or 2) + 2  # the best, and the one that is written
-        number = min(kept, len(sizes) + math.ceil((args.max_steps - step) / args.save_steps))
+        limit = (args.save_total_limit or 2) + 2  # the best, and the one that is written
+        coming = math.ceil((args.max_steps - step) / args.save_steps)
+        number = min(limit, len(sizes) + coming)
         try:
             disk.require_room(args.output_dir, number * size - sum(sizes), f"keeping {number} checkpoints")
         except OSError as error:
@@ -456,24 +472,29 @@ class TrainerMixin(TrainerCallback):
     def _check_finite(self) -> None:
         """Raises NonFiniteLoss, in all processes, unless everything that a checkpoint would hold is finite."""
         trained = (parameter for parameter in self.trained_module().parameters() if parameter.requires_grad)
-        states: list[dict] = [*self.optimizer.state.values()] if self.optimizer is not None else []
+        states: list[torch.Tensor] = []
+        if self.optimizer is not None:
+            for state in self.optimizer.state.values():
+                states += filter(torch.is_tensor, state.values())
         bad = ""
         if self._finite.first_bad_step():
             bad = "loss"
         elif not all_finite(trained):
             bad = "a weight"
-        elif not all_finite(value for state in states for value in state.values() if torch.is_tensor(value)):
+        elif not all_finite(states):
             bad = "an optimizer state"
-        if bad := next(filter(None, ranks.gather(bad)), ""):
+        bad = next(filter(None, ranks.gather(bad)), "")
+        if bad:
             self._stop_on_nonfinite(bad, float("nan"))
 
     def _save_staged(self, model, trial) -> None:
         output_dir, state = Path(self.args.output_dir), self.state
         step, best, main = state.global_step, state.best_global_step, self.is_world_process_zero()
-        unlogged = [sum(ranks.gather(float(self._tr_loss))) / ranks.count(), self._globalstep_last_logged]
+        loss = sum(ranks.gather(float(self._tr_loss))) / ranks.count()
         # The other processes write the states of their generators into the staging folder of the first.
-        theirs = contextlib.nullcontext(checkpoint.staging_folder(output_dir, step))
-        with checkpoint.staged(output_dir, step) if main else theirs as self._staging:
+        shared = contextlib.nullcontext(checkpoint.staging_folder(output_dir, step))
+        staging = checkpoint.staged(output_dir, step) if main else shared
+        with staging as self._staging:
             self.accelerator.wait_for_everyone()
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
@@ -481,9 +502,13 @@ class TrainerMixin(TrainerCallback):
                 return
             written = checkpoint.folder(self._staging, step)
             # transformers has noted the staging path.
-            state.best_model_checkpoint = None if best is None else str(checkpoint.folder(output_dir, best))
+            state.best_model_checkpoint = None
+            if best is not None:
+                state.best_model_checkpoint = str(checkpoint.folder(output_dir, best))
             state.save_to_json(str(written / transformers.trainer.TRAINER_STATE_NAME))
-            counts = self.meter.state() | {"unlogged": unlogged, "skipped": self._loss_scale.skipped}
+            counts = self.meter.state()
+            counts["unlogged"] = loss, self._globalstep_last_logged
+            counts["skipped"] = self._loss_scale.skipped
             disk.write_json(written / METER_FILE, counts)
             run_folder.copy_identity(output_dir, written)
         keep = self.args.save_total_limit or 2
@@ -491,7 +516,8 @@ class TrainerMixin(TrainerCallback):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         folder = str(Path(output_dir or self.args.output_dir).absolute())
-        if (weights := self.engine.weights(self.model)) is None:
+        weights = self.engine.weights(self.model)
+        if weights is None:
             super().save_model(folder, _internal_call)
         else:
             self._save(folder, state_dict=weights)
@@ -551,13 +577,13 @@ class TrainerMixin(TrainerCallback):
 
     def results(self) -> dict:
         """The `plan`, `train` and, on XLA, `xla` parts of results.json."""
-        losses = [entry["loss"] for entry in self.state.log_history if "loss" in entry]
+        losses = [entry["loss"] for entry in self.state.log_history if "loss" in entry] or [None]
         return {
             "plan": self.plan.results(),
             "train": {
                 "steps": self.state.global_step,
-                "loss_first": losses[0] if losses else None,
-                "loss_last": losses[-1] if losses else None,
+                "loss_first": losses[0],
+                "loss_last": losses[-1],
                 "first_step_seconds": getattr(helpers, "first_step_seconds", None),
                 **self.meter.results(),
                 "skipped_steps": self._loss_scale.skipped,
