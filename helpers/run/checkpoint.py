@@ -67,9 +67,11 @@ def renamed(output_dir: Path | str) -> dict[Path, int]:
     """Checkpoints under another name than checkpoint-N, and their steps."""
     steps = {}
     for path in _folders(output_dir):
-        state = disk.read_json(path / TRAINER_STATE_NAME) if (path / MANIFEST).is_file() else None
-        if isinstance(state, dict) and not re.fullmatch(rf"\..*|({DAMAGED})?checkpoint-\d+", path.name):
-            steps[path] = state.get("global_step", 0)
+        is_usual = re.fullmatch(rf"\..*|({DAMAGED})?checkpoint-\d+", path.name)
+        if not is_usual and (path / MANIFEST).is_file():
+            state = disk.read_json(path / TRAINER_STATE_NAME)
+            if isinstance(state, dict):
+                steps[path] = state.get("global_step", 0)
     return steps
 
 
@@ -122,10 +124,13 @@ def staged(output_dir: Path | str, step: int) -> Iterator[Path]:
 
 def publish(source: Path, target: Path) -> None:
     """Hashes and syncs a finished folder, then renames it to its final name, replacing a damaged one there."""
-    files = sorted(path for path in source.rglob("*") if path.is_file())
-    digests = {path.relative_to(source).as_posix(): _digest(path) for path in files}
+    digests = {}
+    paths = sorted(source.rglob("*"))
+    for path in paths:
+        if path.is_file():
+            digests[path.relative_to(source).as_posix()] = _digest(path)
     disk.write_json(source / MANIFEST, digests)
-    for path in [*files, *(path for path in source.rglob("*") if path.is_dir()), source]:
+    for path in (*paths, source):
         disk.sync(path)
     discarded = target.with_name(f".discarded-{target.name}")
     disk.remove(discarded)
@@ -155,23 +160,29 @@ def _difference(checkpoint: Path) -> str | None:
     except (ValueError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} is no manifest: {error!r}"
     for name, written in digests:
-        problem = None if name in COUNTERS else _changed(checkpoint, name, written)
-        if problem:
-            return problem
+        if name not in COUNTERS:
+            problem = _change(checkpoint, name, written)
+            if problem:
+                return problem
     return None
 
 
-def _changed(checkpoint: Path, name: str, written: str) -> str | None:
+def _change(checkpoint: Path, name: str, written: str) -> str | None:
     try:
-        return None if _digest(checkpoint / name) == written else f"{name} has changed since it was written"
+        digest = _digest(checkpoint / name)
     except (*ABSENT, ValueError):  # no file, or a name that no file can have
         return f"{name} is missing"
+    if digest != written:
+        return f"{name} has changed since it was written"
+    return None
 
 
 def counter(checkpoint: Path, name: str) -> dict | None:
     """A file of counters in a whole checkpoint; None if it is damaged."""
     digests = disk.read_json(checkpoint / MANIFEST)
-    return None if _changed(checkpoint, name, digests.get(name, "")) else disk.read_json(checkpoint / name)
+    if _change(checkpoint, name, digests.get(name, "")):
+        return None
+    return disk.read_json(checkpoint / name)
 
 
 def newest_whole(output_dir: Path | str) -> tuple[Path | None, list[str]]:

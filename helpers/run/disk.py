@@ -63,7 +63,8 @@ def sync(path: Path) -> None:
     """Waits until a file or a folder is on the disk."""
     if os.name == "nt" and path.is_dir():
         return  # Windows opens no directories
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    access = os.O_RDONLY if path.is_dir() else os.O_RDWR
+    descriptor = os.open(path, access)
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -91,9 +92,10 @@ def remove(folder: Path, truncate: bool = False) -> None:
 def sweep(parent: Path, truncate: bool = False) -> None:
     """Removes what `remove` had to leave in this folder."""
     for removed in parent.glob(f"{REMOVED}*"):
-        for path in removed.rglob("*") if truncate else ():
-            with contextlib.suppress(OSError):
-                os.truncate(path, 0)
+        if truncate:
+            for path in removed.rglob("*"):
+                with contextlib.suppress(OSError):
+                    os.truncate(path, 0)
         shutil.rmtree(removed, ignore_errors=True)
 
 
@@ -117,7 +119,9 @@ def require_mount(name: str, path: Path) -> None:
         if is_mount(folder):
             _mounts.add(folder)
         elif folder in _mounts:
-            remedy = f"set keep_in={DRIVE!r}, which mounts it" if folder == COLAB_DRIVE else "mount it"
+            remedy = "mount it"
+            if folder == COLAB_DRIVE:
+                remedy = f"set keep_in={DRIVE!r}, which mounts it"
             raise ValueError(
                 f"{name}={str(path)!r}: no disk is mounted at {folder}, and a run that is on it would not be found; nothing was touched: "
                 f"{remedy}, or set {name} to another folder"
@@ -126,4 +130,5 @@ def require_mount(name: str, path: Path) -> None:
 
 def is_mount(place: Path) -> bool:
     """Whether a disk is mounted there; a part of the same disk counts, which `os.path.ismount` does not see."""
-    return os.path.ismount(place) or str(place) in {disk.mountpoint for disk in psutil.disk_partitions(all=True)}
+    points = [disk.mountpoint for disk in psutil.disk_partitions(all=True)]
+    return os.path.ismount(place) or str(place) in points

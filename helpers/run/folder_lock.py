@@ -57,7 +57,7 @@ def own(output_dir: Path | str, name: str = "output_dir") -> None:
         return
     lease = SoftFileLease(path / LOCK_FILE, lease_duration=SILENCE, heartbeat_interval=HEARTBEAT, thread_local=False)
     owner, this = lease.owner, _this_process()
-    decided = owner if owner and owner.hostname == this.hostname and _is_decided_here(owner) else None
+    decided = owner if _is_decided_here(owner) else None
     if decided and decided.pid in {parent.pid for parent in psutil.Process().parents()}:
         return  # a notebook's kernel, which waits for the processes that it launched
     if decided and decided.pid == this.pid:
@@ -75,8 +75,12 @@ def own(output_dir: Path | str, name: str = "output_dir") -> None:
 
 def _is_decided_here(owner) -> bool:
     """Whether an owner with the name of this machine ran on it since its last start, as others may have its name, or lives here."""
-    boot = _this_process().start >> 64
-    return owner.start >> 64 == boot if owner.start else psutil.pid_exists(owner.pid)
+    this = _this_process()
+    if not owner or owner.hostname != this.hostname:
+        return False
+    if not owner.start:
+        return psutil.pid_exists(owner.pid)
+    return owner.start >> 64 == this.start >> 64
 
 
 def _refusal(path: Path, name: str, owner) -> FolderTaken:
@@ -153,6 +157,7 @@ def release(output_dir: Path | str) -> None:
     """Gives the folder up."""
     path = Path(output_dir).resolve()
     _began.pop(path, None)
-    if lease := _leases.pop(path, None):
+    lease = _leases.pop(path, None)
+    if lease:
         atexit.unregister(lease.release)
         lease.release(force=True)

@@ -94,12 +94,12 @@ def restore(place: Path, folder: Path) -> None:
             lost = (place / name).suffix == ".json" and disk.read_json(place / name) is None
             if not (folder / name).exists() and not lost:
                 disk.copy(place / name, folder / name)
-        first: dict[Path, int] = {}  # step from which the checkpoints in a folder are new
+        newest: dict[Path, int] = {}  # step of the newest checkpoint that a folder had itself; -1: none
         for unit in sorted(_units(place)):
             target = folder / unit
-            newest = checkpoint.listed(target.parent)[:1]
-            first.setdefault(unit.parent, checkpoint.step_of(newest[0]) + 1 if newest else -1)
-            if not target.exists() and _step(unit) >= first[unit.parent]:
+            steps = map(checkpoint.step_of, checkpoint.listed(target.parent))
+            newest.setdefault(unit.parent, max(steps, default=-1))
+            if not target.exists() and _step(unit) > newest[unit.parent]:
                 _bring(place / unit, target)
     except OSError as error:
         raise OSError(
@@ -133,12 +133,18 @@ def _files(folder: Path) -> list[Path]:
 
 def _units(folder: Path) -> set[Path]:
     """Folders that count only as a whole, checkpoints and uploaded data, relative to `folder`."""
-    folders = [manifest.parent.relative_to(folder) for manifest in folder.rglob(checkpoint.MANIFEST)]
-    return {name for name in folders if re.fullmatch(rf"([^./][^/]*/)*(checkpoint-\d+|{UPLOADED})", name.as_posix())}
+    units = set()
+    for manifest in folder.rglob(checkpoint.MANIFEST):
+        unit = manifest.parent.relative_to(folder)
+        if re.fullmatch(rf"([^./][^/]*/)*(checkpoint-\d+|{UPLOADED})", unit.as_posix()):
+            units.add(unit)
+    return units
 
 
 def _step(unit: Path) -> int:
-    return 0 if unit.name == UPLOADED else checkpoint.step_of(unit)
+    if unit.name == UPLOADED:
+        return 0
+    return checkpoint.step_of(unit)
 
 
 _current: Mirror | None = None
@@ -167,7 +173,8 @@ class Mirror:
         self._stamps: dict[Path, tuple[int, int]] = {}  # size and time of the files that were copied
         self._since: dict[Path, float] = {}  # when a checkpoint was there whole
         self._begun = self._done = 0  # attempts
-        self._ended, self._wake, self._attempt = False, threading.Event(), threading.Condition()
+        self._ended = False
+        self._wake, self._attempt = threading.Event(), threading.Condition()
         threading.Thread(target=self._work, name="keep_in", daemon=True).start()
         atexit.register(self.close)
 
@@ -204,7 +211,8 @@ class Mirror:
             try:
                 self._copy_all()
             except (folder_lock.FolderTaken, OSError, ValueError) as error:
-                self.problem, self._ended = str(error), isinstance(error, folder_lock.FolderTaken)
+                self.problem = str(error)
+                self._ended = isinstance(error, folder_lock.FolderTaken)
                 if not before:
                     again = "no more copies are made" if self._ended else "the copy is tried again"
                     tracking.say(

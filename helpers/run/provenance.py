@@ -20,18 +20,24 @@ def code() -> dict[str, str | None]:
 
 def payload() -> str:
     """sha256 of the notebook's payload; outside a notebook, of all modules of the checkout."""
-    if digest_of_payload := getattr(helpers, "payload_sha256", ""):
+    digest_of_payload = getattr(helpers, "payload_sha256", "")
+    if digest_of_payload:
         return digest_of_payload
     root, digest = Path(helpers.__file__).resolve().parent, hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root.parent).as_posix().encode() + b"\0" + path.read_bytes())
+        name = path.relative_to(root.parent).as_posix()
+        digest.update(name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed libraries that take part in training."""
-    installed = {name: version(name) for name in LIBRARIES}
-    return {"python": platform.python_version()} | {name: number for name, number in installed.items() if number}
+    installed = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        number = version(name)
+        if number:
+            installed[name] = number
+    return installed
 
 
 def _commit() -> str | None:
@@ -44,4 +50,6 @@ def _commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     commit = lines[0].removeprefix("# branch.oid ")
-    return commit if all(line.startswith("#") for line in lines) else f"{commit}+"
+    if all(line.startswith("#") for line in lines):
+        return commit
+    return f"{commit}+"

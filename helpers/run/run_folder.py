@@ -77,8 +77,10 @@ class RunFolder:
     def _take(self, definition: dict[str, Any]) -> None:
         """Makes `path` the folder of the run `ours`, as `claim` says, with what a second place has of it."""
         folders = {"output_dir": self.path}
-        if not self.mirror and (place := mirror.place_of(self.params.keep_in, self.path)):
-            folders["keep_in"] = place
+        if not self.mirror:
+            place = mirror.place_of(self.params.keep_in, self.path)
+            if place:
+                folders["keep_in"] = place
         disk.require_mount("output_dir", self.path)
         runs = {name: _same_run(name, folder, definition, self.params) for name, folder in folders.items()}
         if not self.mirror:
@@ -93,15 +95,19 @@ class RunFolder:
         if disk.read_json(self.path / RUN_FILE) != run:
             write_json(self.path / RUN_FILE, run)
         is_launched = ranks.count() > 1  # by a kernel in which the file was chosen
-        data_source.kept_upload = self._upload() if is_launched or _progress(self.path) else None
+        data_source.kept_upload = None
+        if is_launched or _progress(self.path):
+            data_source.kept_upload = self._upload()
         if "keep_in" in folders:
             self.mirror = mirror.start(self.path, folders["keep_in"])
 
     def _upload(self) -> Path | None:
         """The uploaded file that a run began with, if it is whole."""
         folder = self.path / UPLOADED
-        files = [file for file in folder.glob("*") if file.name != checkpoint.MANIFEST]
-        return files[0] if files and checkpoint.damage(folder) is None else None
+        for file in folder.glob("*"):
+            if file.name != checkpoint.MANIFEST and checkpoint.damage(folder) is None:
+                return file
+        return None
 
     def _leave(self, path: Path) -> None:
         """Gives up a folder that was claimed for a run which goes elsewhere; removes it if the claim is all that it holds."""
@@ -112,7 +118,8 @@ class RunFolder:
             self.mirror = None
         for folder in folders:
             folder_lock.release(folder)
-            if {entry.name for entry in folder.iterdir()} == {RUN_FILE}:
+            entries = [entry.name for entry in folder.iterdir()]
+            if entries == [RUN_FILE]:
                 shutil.rmtree(folder)
 
     def _staged_method(self) -> Path | None:
@@ -186,12 +193,15 @@ class RunFolder:
         parts: `data` with source, revision and sha256, `eval`, `artifacts` and whatever else the notebook measured.
         """
         folder_lock.check(self.path)
+        code: dict[str, Any] = provenance.code()
+        if self.trained_method:
+            code["method"] = self.trained_method
         results = {
             "schema": RESULTS_SCHEMA,
             "notebook": self.notebook,
             "seed": self.params.seed,
             "parameters": self.params.model_dump(),
-            "code": provenance.code() | ({"method": self.trained_method} if self.trained_method else {}),
+            "code": code,
             "versions": provenance.versions(),
             "sessions": sessions(self.path),
             "runtime": runtime.results(),
@@ -222,12 +232,17 @@ def _same_run(name: str, path: Path, definition: dict[str, Any], params: Paramet
         raise PermissionError(f"{name}={str(path)!r} cannot be written ({error}); {elsewhere}") from error
     progress = _progress(path)
     recorded = _first_json(path, RUN_FILE, dict)
-    if recorded is None and (progress or not all(OF_A_RUN.fullmatch(entry) for entry in entries)):
+    if recorded is None:
+        if not progress and all(map(OF_A_RUN.fullmatch, entries)):
+            return None
+        examples = ", ".join(entries[:4])
+        if len(entries) > 4:
+            examples += ", ..."
         raise ValueError(
             f"{name}={str(path)!r} holds files that are no run of this suite, or one whose {RUN_FILE} is lost "
-            f"({', '.join(entries[:4])}{', ...' if len(entries) > 4 else ''}); {elsewhere}"
+            f"({examples}); {elsewhere}"
         )
-    differences = _differences(recorded, definition, params) if recorded else []
+    differences = _differences(recorded, definition, params)
     if not progress:
         return None if differences else recorded
     if differences:
@@ -332,7 +347,8 @@ def _differences(recorded: Mapping, definition: Mapping, params: Parameters) -> 
         return [f"notebook {recorded.get('notebook')!r} there, {definition['notebook']!r} here"]
     fields = type(params).model_fields
     before, now = recorded.get("parameters"), definition["parameters"]
-    before = before if isinstance(before, dict) else {}
+    if not isinstance(before, dict):
+        before = {}
     differences = []
     for name in sorted({*now, *(before.keys() - fields.keys())}):
         default = fields[name].default if name in fields else None
