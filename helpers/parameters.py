@@ -177,7 +177,8 @@ class Parameters(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ValueError("\n".join(in_words(each, type(self).model_fields) for each in error.errors())) from None
+            messages = [in_words(detail, type(self).model_fields) for detail in error.errors()]
+            raise ValueError("\n".join(messages)) from None
 
     @field_validator("output_dir")
     @classmethod
@@ -217,16 +218,16 @@ def check(cls: type[P], namespace: Mapping[str, Any]) -> P:
 
     Raises ValueError for an unknown parameter (with the closest names) or a missing one, and what `cls` raises.
     """
-    names = list(cls.model_fields)
+    fields = cls.model_fields
     for name in _assigned(namespace.get("In", [])):
-        if name not in names:
-            raise ValueError(unknown(name, names))
-    missing = [name for name in names if name not in namespace]
+        if name not in fields:
+            raise ValueError(unknown(name, fields))
+    missing = [name for name in fields if name not in namespace]
     if missing:
         raise ValueError(
             f"{', '.join(missing)}: not set; run the parameters cell first, it must assign every parameter"
         )
-    return cls(**{name: namespace[name] for name in names})
+    return cls(**{name: namespace[name] for name in fields})
 
 
 def identity(params: Parameters) -> dict[str, bool | int | float | str]:
@@ -236,8 +237,10 @@ def identity(params: Parameters) -> dict[str, bool | int | float | str]:
     compares its digest; of a model the name and `weights_digest`.
     """
     fields = type(params).model_fields.items()
-    names = [name for name, field in fields if extra(field)["identity"] and name not in LENGTH]
-    values = {name: getattr(params, name) for name in names}
+    values = {}
+    for name, field in fields:
+        if extra(field)["identity"] and name not in LENGTH:
+            values[name] = getattr(params, name)
     data = source_path("data_source", values["data_source"])
     if data:
         values["data_source"] = data.resolve().name
@@ -266,7 +269,9 @@ def extra(field: FieldInfo) -> Any:
 
 def kind_of(annotation: Any) -> type:
     """bool, int, float or str: a field's annotation, or the type of the choices of a `Literal`."""
-    return type(get_args(annotation)[0]) if get_origin(annotation) is Literal else annotation
+    if get_origin(annotation) is Literal:
+        return type(get_args(annotation)[0])
+    return annotation
 
 
 def in_words(error: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> str:
@@ -278,15 +283,17 @@ def in_words(error: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> str:
         return unknown(name, fields)
     remedy = fields[name].description
     if isinstance(value, str) and error["type"].endswith("_type"):
-        value_wanted = "True or False" if error["type"] == "bool_type" else value[:99]
-        remedy = f"Write it without quotes; with papermill -p {name} {value_wanted}."
+        example = "True or False" if error["type"] == "bool_type" else value[:99]
+        remedy = f"Write it without quotes; with papermill -p {name} {example}."
     return f"{name}={_shown(value)}: {error['msg']}. {remedy}"
 
 
 def _shown(value: Any) -> str:
     """At most 200 characters of the value."""
     text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    if len(text) <= 200:
+        return text
+    return f"{text[:200]}..."
 
 
 def in_range(name: str, value: float, low: float, high: float) -> None:
@@ -295,21 +302,25 @@ def in_range(name: str, value: float, low: float, high: float) -> None:
         raise ValueError(f"{name}={value!r} is out of range: give {low} to {high}")
 
 
-def unknown(name: str, names: Iterable[str]) -> str:
+def unknown(name: str, parameters: Iterable[str]) -> str:
     """The error message for an unknown parameter, with the closest names."""
-    hint = did_you_mean(name, names) or f"there are {', '.join(names)}"
+    hint = did_you_mean(name, parameters) or f"there are {', '.join(parameters)}"
     return f"{name} is not a parameter of this notebook: {hint.strip()}"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question with the closest known names, or ""."""
-    close = difflib.get_close_matches(name, list(known))
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """A question with the closest choices, or ""."""
+    close = difflib.get_close_matches(name, list(choices))
     return f"did you mean {' or '.join(close)}? " if close else ""
 
 
 def _assigned(executed: list[str]) -> list[str]:
     """Names that the parameters cell as last run, and the cell injected after that, assign; from IPython's `In`."""
-    own = max((i for i, source in enumerate(executed) if source.startswith(OWN_CELL)), default=0)
-    injected = [source for source in executed[own + 1 :] if source.partition("\n")[0].rstrip() == INJECTED_CELL]
-    nodes = [node for source in executed[own : own + 1] + injected[-1:] for node in ast.walk(ast.parse(source))]
+    own, injected = "", ""
+    for source in executed:
+        if source.startswith(OWN_CELL):
+            own, injected = source, ""
+        elif source.partition("\n")[0].rstrip() == INJECTED_CELL:
+            injected = source
+    nodes = ast.walk(ast.parse(f"{own}\n{injected}"))
     return [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]

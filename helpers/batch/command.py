@@ -47,14 +47,15 @@ def run(runs: Sequence[Run], place: LocalRuns | RayRuns | None = None) -> tuple[
                 rows, file = records.write_table(batch, outcomes)
             if len(arrived) > handled:
                 handled = len(arrived)
-                place.send(signal.SIGTERM if handled == 1 else signal.SIGKILL)
+                ending = signal.SIGTERM if handled == 1 else signal.SIGKILL
+                place.send(ending)
                 logger.info("waiting for the checkpoints of the running notebooks; a second signal kills them")
     finally:
         place.send(signal.SIGKILL)
         for number, handler in handlers.items():
             signal.signal(number, handler)
     logger.info("table: %s", file)
-    return rows[: len(runs)], arrived[0] if arrived else 0
+    return rows[: len(runs)], next(iter(arrived), 0)
 
 
 def _outcome(future: Future, folder: Path, stopped: bool) -> Outcome:
@@ -63,8 +64,9 @@ def _outcome(future: Future, folder: Path, stopped: bool) -> Outcome:
     except Exception as failure:  # such as a full disk, or too many nodes that died: the other runs go on
         if not stopped:
             return {"status": "failed", "error": f"{type(failure).__name__}: {failure}"}
-        is_killed = records.read(folder).get("status") == "unfinished"
-        return {"status": "stopped"} if is_killed else {}
+        if records.read(folder).get("status") == "unfinished":
+            return {"status": "stopped"}
+        return {}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

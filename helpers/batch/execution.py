@@ -25,7 +25,8 @@ Outcome = dict[str, Any]  # status, seconds, error; empty for a run that did not
 
 def show_output(jobs: int = 1) -> None:
     """Logs to stderr what runs and what the notebooks print; with several jobs each message begins with its run."""
-    logging.basicConfig(format=("%(threadName)s: " if jobs > 1 else "") + "%(message)s")
+    form = "%(threadName)s: %(message)s" if jobs > 1 else "%(message)s"
+    logging.basicConfig(format=form)
     logger.setLevel(logging.INFO)
     notebook_output = logging.getLogger("papermill")
     notebook_output.setLevel(logging.INFO)
@@ -61,17 +62,18 @@ def _execute(run: Run, read_signal: Callable[[], int], environment: Mapping[str,
     from papermill import PapermillExecutionError, execute_notebook
 
     logger.info("%s starts", run.folder.name)
-    executed, attempt = run.folder / run.notebook.name, 1
+    attempt = 1
+    executed = run.folder / run.notebook.name
     while executed.exists():  # earlier attempts are kept, with their errors
         attempt += 1
         executed = run.folder / f"{run.notebook.stem}.{attempt}.ipynb"
     record = {"identity": run.identity, "parameters": run.parameters, "notebook": str(executed), "status": "unfinished"}
     disk.write_json(run.folder / RUN_FILE, record)
-    paths = literal_path(run.notebook), literal_path(executed)
     began = time.monotonic()
     try:
         with _signalled(read_signal, environment) as manager:
-            notebook = execute_notebook(*paths, run.parameters, kernel_manager_class=manager, **OPTIONS)
+            source, target = literal_path(run.notebook), literal_path(executed)
+            notebook = execute_notebook(source, target, run.parameters, kernel_manager_class=manager, **OPTIONS)
         error = _early_end(notebook) or records.read_results(run.folder)[1]
     except PapermillExecutionError as failure:
         error = f"{failure.ename}: {failure.evalue} (In [{failure.exec_count}])"
@@ -125,9 +127,10 @@ def _signalled(read_signal: Callable[[], int], environment: Mapping[str, str]):
         yield Manager
     finally:
         ended.set()
-        for kernel in kernels if read_signal() else ():
-            with contextlib.suppress(ProcessLookupError):  # processes that a dead kernel started
-                os.killpg(kernel.pid, signal.SIGKILL)
+        if read_signal():
+            for kernel in kernels:
+                with contextlib.suppress(ProcessLookupError):  # processes that a dead kernel started
+                    os.killpg(kernel.pid, signal.SIGKILL)
 
 
 class LocalRuns:
@@ -162,9 +165,11 @@ class LocalRuns:
 
 def shares(jobs: int) -> list[dict[str, str]]:
     """Environment variables of several kernels that share this machine: a GPU for each, if there are any."""
+    if jobs == 1:
+        return [{}]
     import torch
 
-    count = torch.cuda.device_count() if jobs > 1 else 0
+    count = torch.cuda.device_count()
     if not count:
         return [{}] * jobs
     if jobs > count:
@@ -172,6 +177,8 @@ def shares(jobs: int) -> list[dict[str, str]]:
             f"jobs={jobs}, but there are {count} GPU(s), and runs on one GPU would share its memory: give at most {count}, "
             "or set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU"
         )
+    gpus = [*map(str, range(count))]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if visible else map(str, range(count))
-    return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in list(gpus)[:jobs]]
+    if visible:
+        gpus = visible.split(",")
+    return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:jobs]]

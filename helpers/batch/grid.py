@@ -67,7 +67,9 @@ def parse(assignments: Sequence[str]) -> dict[str, list[Any]]:
             except json.JSONDecodeError as error:
                 remedy = f"""write {name}='["a, b", "c"]' or {name}='"a, b"'"""
                 raise ValueError(f"{name}={text!r} is not JSON ({error}): {remedy}") from error
-            values[name] = value if isinstance(value, list) else [value]
+            values[name] = [value]
+            if isinstance(value, list):
+                values[name] = value
         if not values[name]:
             raise ValueError(f"{name}={text}: give a value")
     return values
@@ -97,7 +99,8 @@ def plan(notebook: Path, output_dir: Path, values: Mapping[str, Sequence]) -> li
 
     Raises ValueError for a mistake in names, types or values, and FileNotFoundError for a file that does not exist.
     """
-    notebook, batch = Path(notebook).expanduser().resolve(), Path(output_dir).expanduser().resolve()
+    notebook = Path(notebook).expanduser().resolve()
+    batch = Path(output_dir).expanduser().resolve()
     declared = inspect(notebook)
     if "output_dir" in values:
         raise ValueError("output_dir: leave it out, each run gets a folder of its own in --output-dir")
@@ -120,8 +123,11 @@ def plan(notebook: Path, output_dir: Path, values: Mapping[str, Sequence]) -> li
         settings = defaults | parameters
         identity = records.identify(notebook, settings, varied, digest)
         folder = records.choose_folder(batch / name, identity)
-        # In a second place all runs lie beside each other, under the names of these folders.
-        output = folder / (f"{batch.name},{folder.name}" if settings.get("keep_in") else "output")
+        output = folder / "output"
+        if settings.get(
+            "keep_in"
+        ):  # in a second place all runs lie beside each other, under the names of these folders
+            output = folder / f"{batch.name},{folder.name}"
         before = records.read(folder).get("parameters", {})
         parameters["output_dir"] = before.get("output_dir", str(output))
         runs.append(Run(notebook, parameters, identity, folder))
@@ -134,7 +140,8 @@ def run_name(varied: Mapping[str, Any]) -> str:
     name = ",".join(assignments) or "run"
     if len(name) <= LONGEST_NAME:
         return name
-    return f"{name[:LONGEST_NAME]}-{sha256(name.encode()).hexdigest()[:8]}"
+    digest = sha256(name.encode()).hexdigest()
+    return f"{name[:LONGEST_NAME]}-{digest[:8]}"
 
 
 def literal_path(path: Path) -> str:

@@ -31,10 +31,11 @@ def identify(
     for name, value in parameters.items():
         if name in varied or name not in WATCHING:
             identity[name] = value
-            # Unlike those of Path, these functions take any text.
-            path = os.path.expanduser(value) if isinstance(value, str) else ""  # noqa: PTH111
-            if value != SAMPLE and os.path.exists(path):  # noqa: PTH110
-                identity[f"content of {name}"] = digest(Path(path))
+            if isinstance(value, str) and value != SAMPLE:
+                # Unlike those of Path, these functions take any text.
+                path = os.path.expanduser(value)  # noqa: PTH111
+                if os.path.exists(path):  # noqa: PTH110
+                    identity[f"content of {name}"] = digest(Path(path))
     return identity
 
 
@@ -48,7 +49,9 @@ def code_digest(notebook: Path) -> str:
 
 def content_digest(path: Path) -> str:
     """sha256 of a file, or of the names and contents of a folder's files."""
-    files = [path] if path.is_file() else list_files(path, None, source=str(path)).files
+    files = [path]
+    if not path.is_file():
+        files = list_files(path, None, source=str(path)).files
     digests = {}
     for file in files:
         with contextlib.suppress(OSError), file.open("rb") as content:
@@ -71,7 +74,8 @@ def choose_folder(folder: Path, identity: Mapping) -> Path:
     changed = [name for name in before | identity if before.get(name) != identity.get(name) and name not in LENGTH]
     if not changed:
         return folder
-    other_folder = folder.with_name(f"{folder.name}-{_digest([identity.get(name) for name in changed])[:8]}")
+    digest = _digest([identity.get(name) for name in changed])
+    other_folder = folder.with_name(f"{folder.name}-{digest[:8]}")
     changes = " and ".join(changed)
     logger.info("%s: not the same %s as before, so it is made again in %s", folder.name, changes, other_folder.name)
     return other_folder
@@ -95,8 +99,9 @@ def read(folder: Path, name: str = RUN_FILE) -> dict[str, Any]:
 def output_of(folder: Path) -> Path:
     """Where the notebook of a run wrote: beside its `output_dir` if a person had edited the method's cell."""
     output = Path(read(folder)["parameters"]["output_dir"])
-    edited = [*output.parent.glob(f"{glob.escape(output.name)}-edited-*")]
-    return edited[0] if edited else output
+    for edited in output.parent.glob(f"{glob.escape(output.name)}-edited-*"):
+        return edited
+    return output
 
 
 def read_results(folder: Path) -> tuple[dict[str, Any], str]:
@@ -136,7 +141,9 @@ def _row(folder: Path, outcome: Mapping) -> dict[str, Any]:
 
     record = read(folder)
     row = {"run": folder.name, **record.get("parameters", {}), **NOT_RUN}
-    row |= {name: value for name, value in {**record, **outcome}.items() if name in NOT_RUN}
+    for name, value in {**record, **outcome}.items():
+        if name in NOT_RUN:
+            row[name] = value
     if record.get("status") == "done":
         for name, values in pandas.json_normalize(read_results(folder)[0]).items():
             if not isinstance(values[0], list):
@@ -145,5 +152,6 @@ def _row(folder: Path, outcome: Mapping) -> dict[str, Any]:
 
 
 def _as_text(value: Any) -> Any:
-    is_formula = isinstance(value, str) and value.startswith(tuple(FORMULA))
-    return f"'{value}" if is_formula else value
+    if isinstance(value, str) and value.startswith(tuple(FORMULA)):
+        return f"'{value}"
+    return value

@@ -35,16 +35,17 @@ def unpack(path: Path, *, source: str) -> Path:
     except OSError as error:
         raise ValueError(f"{source} cannot be unpacked ({error}): unpack it yourself, and give the folder") from error
     entries = [entry for entry in folder.iterdir() if not reason_against_name(entry.name)]
-    is_wrapped = len(entries) == 1 and entries[0].is_dir()
-    return entries[0] if is_wrapped else folder
+    if len(entries) == 1 and entries[0].is_dir():
+        return entries[0]
+    return folder
 
 
 def _encoding_of_names(path: Path) -> str | None:
     """UTF-8 where the names are that and do not say so, as a Mac writes them."""
     with zipfile.ZipFile(path) as archive:
-        names = [member.orig_filename for member in archive.infolist() if not member.flag_bits & MARKED_UTF8]
+        filenames = [member.orig_filename for member in archive.infolist() if not member.flag_bits & MARKED_UTF8]
     try:
-        "".join(names).encode("cp437").decode("utf-8")
+        "".join(filenames).encode("cp437").decode("utf-8")
         return "utf-8"
     except UnicodeError:
         return None
@@ -58,11 +59,11 @@ def _check(members: list[zipfile.ZipInfo], source: str) -> None:
     total = sum(member.file_size for member in members)
     if total > LARGEST:
         raise ValueError(f"{source} unpacks to {total:,} bytes; at most {LARGEST:,} are unpacked here: {remedy}")
-    names = set()
+    filenames = set()
     for member in members:
-        if member.filename in names:
+        if member.filename in filenames:
             raise ValueError(f"{source} holds {member.filename!r} twice: {remedy}")
-        names.add(member.filename)
+        filenames.add(member.filename)
 
 
 def _unpack_once(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], digest: str, source: str) -> Path:
@@ -72,7 +73,8 @@ def _unpack_once(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], diges
         return folder
     fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
     try:
-        free, total = shutil.disk_usage(fresh).free, sum(member.file_size for member in members)
+        free = shutil.disk_usage(fresh).free
+        total = sum(member.file_size for member in members)
         if total > free:
             raise ValueError(f"{source} unpacks to {total:,} bytes, and {fresh} has room for {free:,}: make room")
         archive.extractall(fresh, members)  # it leaves out `..` and roots

@@ -28,7 +28,8 @@ class Bm25:
 def import_bm25s():
     """bm25s without JAX, which it calls while it is imported: that takes a GPU's memory, or a TPU away from torch_xla."""
     if "bm25s" not in sys.modules:
-        jax, sys.modules["jax"] = sys.modules.get("jax"), None
+        jax = sys.modules.get("jax")
+        sys.modules["jax"] = None  # type: ignore[assignment]  # which makes `import jax` fail
         try:
             import bm25s  # noqa: F401
         finally:

@@ -127,16 +127,19 @@ def read_splits(
     Raises as `read_rows`, `list_files` and `hub.splits`; ValueError where no training rows are left.
     """
     if place.path is None:
-        read = hub.splits(place.value, **options)
-        names = [name for name in read if name in SPLITS]
-        return {SPLITS[name]: number_rows(f"{place.source}, {name}", read[name], set_aside) for name in names}
+        numbered = {}
+        for name, split in hub.splits(place.value, **options).items():
+            if name in SPLITS:
+                numbered[SPLITS[name]] = number_rows(f"{place.source}, {name}", split, set_aside)
+        return numbered
     if place.path.is_file():
         return {"train": read_rows(place.path, suffixes, set_aside)}
     listing = list_files(place.path, suffixes, source=place.source)
     split_of = {file: _split_of(listing.name(file)) for file in listing.files}
     if "train" in split_of.values():
-        for file in [file for file, split in split_of.items() if not split]:
-            listing.skip(file, "its name is not one of train, validation and test")
+        for file, name in split_of.items():
+            if not name:
+                listing.skip(file, "its name is not one of train, validation and test")
     splits: dict[str, list[Row]] = {}
     for file in list(listing.files):
         of_file, source = SetAside(place.source), f"{place.source}, {listing.name(file)}"

@@ -63,8 +63,9 @@ class Listing:
         for reason, paths in names.items():
             shown = ", ".join(paths[:SHOWN_NAMES])
             rest = len(paths) - SHOWN_NAMES
-            more = f" and {rest:,} more" if rest > 0 else ""
-            lines.append(f"  not read: {shown}{more}: {reason}")
+            if rest > 0:
+                shown += f" and {rest:,} more"
+            lines.append(f"  not read: {shown}: {reason}")
         return "\n".join(lines)
 
 
@@ -124,7 +125,9 @@ def reason_against_name(name: str) -> str:
     """Why nobody wants a file or folder of this name to be read; "" if it may be."""
     if name in OF_A_SYSTEM or name.startswith("~$"):
         return "of an operating system or an editor"
-    return "hidden" if name.startswith(".") else ""
+    if name.startswith("."):
+        return "hidden"
+    return ""
 
 
 def _reason_against_folder(path: Path, without: Collection[str]) -> str:

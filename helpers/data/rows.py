@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -56,9 +57,9 @@ class Row(NamedTuple):
         for name in names:
             if name in self.values:
                 return name
-        wanted = " or ".join(f"`{name}`" for name in names)
+        choices = " or ".join(f"`{name}`" for name in names)
         columns = ", ".join(map(str, self.values)) or "none"
-        raise Unusable(f"no column {wanted} (its columns: {columns[:500]}); {remedy}")
+        raise Unusable(f"no column {choices} (its columns: {columns[:500]}); {remedy}")
 
 
 @dataclass
@@ -110,10 +111,13 @@ class SetAside:
 
     def reasons(self) -> str:
         """A line for each reason, the most frequent first, with the first row that it is true of."""
-        counts = Counter(reason for _, reason in self.rows)
-        first = {reason: where for where, reason in reversed(self.rows)}
-        shown = counts.most_common(SHOWN_REASONS)
-        return "\n".join(f"  {count:,}, first {first[reason]}: {reason}" for reason, count in shown)
+        counts: Counter[str] = Counter()
+        first: dict[str, str] = {}
+        for where, reason in self.rows:
+            counts[reason] += 1
+            first.setdefault(reason, where)
+        lines = [f"  {count:,}, first {first[reason]}: {reason}" for reason, count in counts.most_common(SHOWN_REASONS)]
+        return "\n".join(lines)
 
 
 def read_rows(path: Path, suffixes: Sequence[str], set_aside: SetAside, *, source: str = "") -> Iterator[Row]:
@@ -141,11 +145,11 @@ def number_rows(
     labels = {column: kind for column, kind in features.items() if hasattr(kind, "int2str")}
     for number, values in enumerate(rows, 1):
         set_aside.read += 1
-        names = {}
+        values = dict(values)
         for column, kind in labels.items():
             label = values[column]
-            names[column] = None if label in (None, -1) else kind.int2str(label)
-        yield Row(f"{source}, row {number}", number, values | names)
+            values[column] = None if label in (None, -1) else kind.int2str(label)
+        yield Row(f"{source}, row {number}", number, values)
 
 
 # ---- JSON
@@ -219,7 +223,9 @@ def read_separated(path: Path, set_aside: SetAside, *, source: str = "", columns
         first = lines.readline()
         while first and (not first.strip() or first.lower().startswith(EXCEL)):
             first = lines.readline()
-        delimiter = "\t" if path.suffix.lower() == ".tsv" else max(DELIMITERS, key=first.count)
+        delimiter = max(DELIMITERS, key=first.count)
+        if path.suffix.lower() == ".tsv":
+            delimiter = "\t"
         options: dict[str, Any] = {"delimiter": delimiter, "skipinitialspace": True, "strict": True}
         lines.seek(0)
         reader = csv.reader(lines, **options)
@@ -231,9 +237,9 @@ def read_separated(path: Path, set_aside: SetAside, *, source: str = "", columns
         if not {*columns} <= {*header}:
             lines.seek(0)
             header, reader = list(columns), csv.reader(lines, **options)
-        repeated = [name for name, count in Counter(header).items() if name and count > 1]
-        if repeated:
-            raise ValueError(f"{source}: the header names {repeated[0]!r} twice; give each column a name of its own")
+        for name, count in Counter(header).items():
+            if name and count > 1:
+                raise ValueError(f"{source}: the header names {name!r} twice; give each column a name of its own")
         yield from _records(reader, header, delimiter, source, set_aside)
 
 
@@ -271,8 +277,11 @@ def _records(reader, header: list[str], delimiter: str, source: str, set_aside: 
         missing = [None] * (len(header) - len(fields))
         yield row._replace(values=dict(zip(header, [*fields, *missing], strict=True)))
     for begin, end, swallowed in suspects:
-        repeats = any(value in values for line in swallowed for value, values in zip(line, short_values, strict=True))
-        if repeats or len(swallowed) * (len(header) - 1) >= MANY_DELIMITERS:
+        is_suspect = len(swallowed) * (len(header) - 1) >= MANY_DELIMITERS
+        for line in swallowed:
+            for value, values in zip(line, short_values, strict=True):
+                is_suspect |= value in values
+        if is_suspect:
             raise ValueError(_unclosed(source, begin, end))
 
 
@@ -326,7 +335,7 @@ def _parquet(path: Path, source: str, set_aside: SetAside) -> Iterator[Row]:
                 import datasets
 
                 features = datasets.Features.from_arrow_schema(table.schema_arrow)
-            rows = (values for batch in table.iter_batches(256) for values in batch.to_pylist())
+            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in table.iter_batches(256))
             yield from number_rows(source, rows, set_aside, features)
     except (ArrowException, OSError, ValueError) as error:
         raise ValueError(f"{source}: not a readable parquet file ({error})") from error

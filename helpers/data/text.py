@@ -49,8 +49,10 @@ def check_lines(path: Path, source: str) -> None:
     wrong, right = [], 0
     with path.open("rb") as lines:
         encoding = _marked(lines.read(200))
+        if encoding:
+            raise ValueError(f"{source} is not UTF-8; {conversion(encoding, path)}")
         lines.seek(0)
-        for line in [] if encoding else lines:
+        for line in lines:
             if line.isascii():
                 continue
             try:
@@ -61,8 +63,6 @@ def check_lines(path: Path, source: str) -> None:
     if len(wrong) >= SYSTEMATIC and len(wrong) > right:
         encoding = fitting_encoding(b"".join(wrong)[:ENOUGH])
         raise ValueError(f"{source} is not UTF-8 ({len(wrong):,} lines); {conversion(encoding, path)}")
-    if encoding:
-        raise ValueError(f"{source} is not UTF-8; {conversion(encoding, path)}")
 
 
 def conversion(encoding: str, path: Path) -> str:

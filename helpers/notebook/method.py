@@ -54,7 +54,8 @@ def write_silently(file: Path) -> None:
 def keep(module: str, text: str, file: Path) -> None:
     """Writes the method's text to `file`, and beside it the other modules of its room, which a saved model may bring along."""
     room = Path(importlib.import_module(module.rpartition(".")[0]).__path__[0])
-    sources = {path.name: path.read_bytes() for path in room.glob("*.py")} | {file.name: text.encode()}
+    sources = {path.name: path.read_bytes() for path in room.glob("*.py")}
+    sources[file.name] = text.encode()
     file.parent.mkdir(exist_ok=True)
     for name, content in sources.items():
         path = file.with_name(name)
@@ -81,8 +82,9 @@ def use(module: str, file: Path | str) -> None:
     file = Path(file).resolve(strict=True)
     room, _, name = module.rpartition(".")
     assert file.name == f"{name}.py", f"{file} cannot be imported as {module}"
-    for other in [other for other in sys.modules if other == room or other.startswith(f"{room}.")]:
-        del sys.modules[other]
+    for other in [*sys.modules]:
+        if other == room or other.startswith(f"{room}."):
+            del sys.modules[other]
     package = importlib.import_module(room)
     spec = importlib.util.spec_from_file_location(module, file)
     assert spec and spec.loader

@@ -75,13 +75,18 @@ class Order:
             return tree
         needs, assigned = names(tree)
         place = self._place(assigned)
+        missing: set[int] = set()
+        stale: set[int] = set()
         if place is None:
-            missing = self._makers(needs - self.variables.keys()) - self.ran.keys()
-            missing |= set().union(*(self.cells[maker].rests for maker in missing)) - self.ran.keys()
-            stale = set().union(*(self.cells[maker].feeds for maker in self._makers(assigned)))
+            for maker in self._makers(needs - self.variables.keys()) - self.ran.keys():
+                missing |= {maker, *self.cells[maker].rests}
+            missing -= self.ran.keys()
+            for maker in self._makers(assigned):
+                stale.update(self.cells[maker].feeds)
         else:
             cell = self.cells[place]
-            missing = {*cell.rests} - self.ran.keys()
+            missing.update(cell.rests)
+            missing -= self.ran.keys()
             for spoiler, maker in cell.spoilers:
                 if self.begun.get(spoiler, 0) > self.begun.get(maker, 0):
                     missing.add(maker)
@@ -91,9 +96,10 @@ class Order:
         for old in stale:
             self.ran.pop(old, None)
         self._forget(stale, needs)
-        self.begun[place] = len(self.begun) and max(self.begun.values()) + 1
+        self.begun[place] = max(self.begun.values(), default=-1) + 1
         code = ast.unparse(tree)
-        self.running = code if place is None else place, code, needs | assigned
+        key = code if place is None else place
+        self.running = key, code, needs | assigned
         return tree
 
     def finish(self, result) -> None:
@@ -106,17 +112,21 @@ class Order:
 
     def code(self) -> list[str]:
         """Code of the running cell, after that of the cells on which it rests and of the reader's own, as they ran."""
-        place, code, _ = self.running
-        rests = self.cells[place].rests
-        return [ran for key, (ran, _) in self.ran.items() if key in rests or isinstance(key, str)] + [code]
+        place, running, _ = self.running
+        codes = []
+        for key, (code, _) in self.ran.items():
+            if isinstance(key, str) or key in self.cells[place].rests:
+                codes.append(code)
+        return [*codes, running]
 
     def _place(self, assigned: set[str]) -> int | None:
         """The place of the notebook's cell that these names fit best, half of its own at least: all where it has the parameters."""
         best, place_found = 0.0, None
         for place, cell in enumerate(self.cells):
-            shared = len(assigned.intersection(cell.makes))
-            fit = shared**2 / (len(cell.makes) or 1)
-            if fit > best and shared * (2 if cell.rests else 1) >= len(cell.makes):
+            shared, own = len(assigned.intersection(cell.makes)), len(cell.makes)
+            fit = shared**2 / max(own, 1)
+            is_enough = 2 * shared >= own if cell.rests else shared == own
+            if fit > best and is_enough:
                 best, place_found = fit, place
         return place_found
 

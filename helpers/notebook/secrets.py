@@ -7,8 +7,10 @@ import os
 
 def provide(name: str) -> bool:
     """Puts a secret (HF_TOKEN, WANDB_API_KEY) into this process's environment; returns whether it is there."""
-    if not os.environ.get(name) and (value := _from_colab(name) or _from_kaggle(name)):
-        os.environ[name] = value
+    if not os.environ.get(name):
+        value = _from_colab(name) or _from_kaggle(name)
+        if value:
+            os.environ[name] = value
     return bool(os.environ.get(name))
 
 

@@ -42,15 +42,20 @@ def install(requirements: str) -> list[str]:
         warnings.warn(complaint, stacklevel=2)
     if not missing:
         return []
-    print(f"installing {', '.join(map(str, missing))}")
+    specifiers = [*map(str, missing)]
+    print(f"installing {', '.join(specifiers)}")
     loaded = _loaded()
-    _run_pip([*map(str, missing)], _constraints())
+    _run_pip(specifiers, _constraints())
     importlib.invalidate_caches()
-    if moved := [f"{name} {before} to {version(name)}" for name, before in loaded.items() if version(name) != before]:
+    moved = []
+    for name, before in loaded.items():
+        if version(name) != before:
+            moved.append(f"{name} {before} to {version(name)}")
+    if moved:
         raise RuntimeError(
             f"pip changed {', '.join(moved)}, loaded in this kernel: restart the runtime and run all cells again."
         )
-    installed = [f"{each.name}=={metadata.version(each.name)}" for each in missing]
+    installed = [f"{requirement.name}=={metadata.version(requirement.name)}" for requirement in missing]
     print(f"installed {', '.join(installed)}")
     return installed
 
@@ -67,10 +72,12 @@ def _missing(requirements: str) -> tuple[list["Requirement"], list[str]]:
     """What pip must install, and a warning for each package that is out of range but kept."""
     from packaging.requirements import Requirement
 
-    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in requirements.splitlines())
     torch = version("torch")
     missing, complaints = [], []
-    for requirement in [Requirement(line) for line in lines if line]:
+    for line in re.sub(r"(^|\s)#.*", "", requirements, flags=re.MULTILINE).splitlines():
+        if not line.strip():
+            continue
+        requirement = Requirement(line.strip())
         installed = version(requirement.name)
         never_moved = requirement.name.lower().replace("_", "-") in NEVER_MOVED
         if installed is not None and requirement.specifier.contains(installed, prereleases=True):
@@ -93,7 +100,12 @@ def _missing(requirements: str) -> tuple[list["Requirement"], list[str]]:
 
 def _constraints() -> list[str]:
     loaded = [distribution for module, distribution in HELD_WHEN_LOADED.items() if module in sys.modules]
-    return [f"{name}=={installed}" for name in (*HELD_WHEN_INSTALLED, *loaded) if (installed := version(name))]
+    constraints = []
+    for name in (*HELD_WHEN_INSTALLED, *loaded):
+        installed = version(name)
+        if installed:
+            constraints.append(f"{name}=={installed}")
+    return constraints
 
 
 def _run_pip(specifiers: list[str], constraints: list[str]) -> None:
@@ -122,8 +134,9 @@ def _run_pip(specifiers: list[str], constraints: list[str]) -> None:
 
 def _loaded() -> dict[str, str]:
     """Version of each distribution that is imported; not of those that share a top-level name, such as `google`."""
-    modules = metadata.packages_distributions()
-    distributions = {owners[0] for module, owners in modules.items() if module in sys.modules and len({*owners}) == 1}
-    return {
-        name: metadata.version(name) for name in distributions if name
-    }  # an interrupted pip leaves folders without a name
+    versions = {}
+    for module, owners in metadata.packages_distributions().items():
+        name = owners[0]  # "" of what an interrupted pip left
+        if name and module in sys.modules and len({*owners}) == 1:
+            versions[name] = metadata.version(name)
+    return versions

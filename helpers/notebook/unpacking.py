@@ -22,10 +22,13 @@ def use(files: Mapping[str, str], sha256: str, shown: Mapping[str, str] | None =
     root = _checkout(files) or _unpacked(files, sha256)
     loaded = getattr(sys.modules.get("helpers"), "__file__", None)
     if not (loaded and Path(loaded).resolve().is_relative_to(root)):
-        for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
-            del sys.modules[name]
+        for name in [*sys.modules]:
+            if name.partition(".")[0] == "helpers":
+                del sys.modules[name]
         importlib.invalidate_caches()
-    sys.path[:] = [str(root), *(entry for entry in sys.path if entry != str(root))]
+    while str(root) in sys.path:
+        sys.path.remove(str(root))
+    sys.path.insert(0, str(root))
     helpers = importlib.import_module("helpers")
     assert Path(str(helpers.__file__)).resolve().is_relative_to(root), f"`import helpers` found {helpers.__file__}"
     # began: from this cell to the end of the first training step
@@ -36,14 +39,16 @@ def use(files: Mapping[str, str], sha256: str, shown: Mapping[str, str] | None =
 def _check_name_is_free() -> None:
     """Looks for a `helpers` that is not ours among what is loaded, and where `import` would find it; not among what pip installed."""
     loaded = getattr(sys.modules.get("helpers"), "__file__", None)
-    places = [Path(loaded)] if loaded else []
+    places = []
+    if loaded:
+        places.append(Path(loaded))
     for entry in sys.path:
         spec = importlib.machinery.PathFinder.find_spec("helpers", [entry])
         if spec and spec.origin:
             places.append(Path(spec.origin))
         elif spec:  # a folder without __init__.py
-            folders = map(Path, spec.submodule_search_locations or ())
-            places += [file for folder in folders for file in [*folder.glob("*.py")][:1]]
+            for folder in spec.submodule_search_locations or ():
+                places += [*Path(folder).glob("*.py")][:1]
     for place in places:
         installed = {"site-packages", "dist-packages"} & {*place.parts}
         if not installed and not _is_ours(place.parent):

@@ -43,15 +43,20 @@ def bootstrap(measure: Callable[..., float], *columns_N: np.ndarray, groups: Seq
 
     groups: of each item, where the items of one, such as the questions on a document, are drawn together.
     """
-    number_N = np.arange(len(columns_N[0])) if groups is None else np.unique(groups, return_inverse=True)[1]
-    rows_G = np.split(np.argsort(number_N, kind="stable"), np.cumsum(np.bincount(number_N))[:-1])
-    low, high, generator = -math.inf, math.inf, np.random.default_rng(0)
+    group_N = np.arange(len(columns_N[0]))
+    if groups is not None:
+        _, group_N = np.unique(groups, return_inverse=True)
+    order_N = np.argsort(group_N, kind="stable")
+    rows_G = np.split(order_N, np.cumsum(np.bincount(group_N))[:-1])
+    generator = np.random.default_rng(0)
+    low, high = -math.inf, math.inf
     if len(rows_G) >= FEWEST:
         values = []
         for _ in range(RESAMPLES):
             rows = generator.integers(len(rows_G), size=len(rows_G))
             if groups is not None:
                 rows = np.concatenate([rows_G[group] for group in rows])
-            values.append(measure(*(column_N[rows] for column_N in columns_N)))
+            resample = [column_N[rows] for column_N in columns_N]
+            values.append(measure(*resample))
         low, high = np.quantile(values, (0.025, 0.975))
     return Interval(float(measure(*columns_N)), float(low), float(high), len(rows_G))

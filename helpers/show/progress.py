@@ -33,11 +33,15 @@ class Progress(TrainerCallback):
         if not logs or not ("loss" in logs or "eval_loss" in logs) or self._mark is None:
             return
         parts = [f"step {state.global_step}/{state.max_steps}"]
-        parts += [f"{name} {logs[name]:{digits}}" for name, digits in SHOWN.items() if name in logs]
+        for name, digits in SHOWN.items():
+            if name in logs:
+                parts.append(f"{name} {logs[name]:{digits}}")
         if "loss" in logs:
-            (step, since), self._mark = self._mark, (state.global_step, time.perf_counter())
-            rate = max((state.global_step - step) / max(self._mark[1] - since, 1e-9), 1e-9)
-            parts += [f"steps/s {rate:.2f}", f"left {tables.seconds((state.max_steps - state.global_step) / rate)}"]
+            (step, since), now = self._mark, time.perf_counter()
+            self._mark = (state.global_step, now)
+            rate = max((state.global_step - step) / max(now - since, 1e-9), 1e-9)
+            remaining = tables.seconds((state.max_steps - state.global_step) / rate)
+            parts += [f"steps/s {rate:.2f}", f"left {remaining}"]
         say("  ".join(parts))
 
 
@@ -110,7 +114,8 @@ class Wandb(TrainerCallback):
         )
         self._open[identity] = run
         configuration = getattr(model, "config", None)
-        run.config.update(configuration.to_dict() if configuration else {}, allow_val_change=True)
+        if configuration:
+            run.config.update(configuration.to_dict(), allow_val_change=True)
         run.config.update(args.to_dict(), allow_val_change=True)
         run.define_metric("train/global_step")
         run.define_metric("*", step_metric="train/global_step", step_sync=True)

@@ -22,10 +22,14 @@ def show(rows: Sequence[Row], caption: str = "") -> None:
 
 def text(rows: Sequence[Row], caption: str = "") -> str:
     """Rows as text in aligned columns."""
-    lines = _cells(rows)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines_of_text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-    return "\n".join([caption, *lines_of_text] if caption else lines_of_text)
+    cells = _cells(rows)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    if caption:
+        lines.append(caption)
+    for row in cells:
+        lines.append("  ".join(map(str.ljust, row, widths)).rstrip())
+    return "\n".join(lines)
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -42,8 +46,10 @@ def cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
+    if isinstance(value, float) and abs(value) >= 10_000:
+        return f"{value:,.0f}"
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+        return f"{value:.4g}"
     return str(value).replace("\n", " ")  # a table has one line a row
 
 
@@ -51,7 +57,9 @@ def size(value: float | None) -> str | None:
     """Bytes in GiB or MiB."""
     if value is None:
         return None
-    return f"{value / GIB:.2f} GiB" if value >= GIB / 10 else f"{value / 2**20:.0f} MiB"
+    if value < GIB / 10:
+        return f"{value / 2**20:.0f} MiB"
+    return f"{value / GIB:.2f} GiB"
 
 
 def seconds(value: float | None) -> str | None:
@@ -60,7 +68,8 @@ def seconds(value: float | None) -> str | None:
         return None
     for unit, length, limit in (("ms", 1e-3, 1), ("s", 1, 120), ("min", 60, 7_200), ("h", 3_600, 172_800)):
         if value < limit:
-            return f"{value / length:.2g} {unit}" if value / length < 10 else f"{value / length:.0f} {unit}"
+            digits = ".2g" if value / length < 10 else ".0f"
+            return f"{value / length:{digits}} {unit}"
     return f"{value / 86_400:.1f} d"
 
 
@@ -77,12 +86,19 @@ class Table:
         import pandas
 
         head, *lines = _cells(self.rows)
-        caption = f"<p><b>{html.escape(self.caption)}</b></p>" if self.caption else ""
         table = pandas.DataFrame(lines, columns=head).to_html(index=False, border=0, justify="left")
-        return caption + table.replace("<td>", '<td style="text-align:left">')
+        table = table.replace("<td>", '<td style="text-align:left">')
+        if not self.caption:
+            return table
+        return f"<p><b>{html.escape(self.caption)}</b></p>{table}"
 
 
 def _cells(rows: Sequence[Row]) -> list[list[str]]:
     """The head, with the columns of all rows, and the lines."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    return [columns, *([cell(row.get(name)) for name in columns] for row in rows)]
+    columns: dict[str, None] = {}
+    for row in rows:
+        columns |= dict.fromkeys(row)
+    lines = [[*columns]]
+    for row in rows:
+        lines.append([cell(row.get(name)) for name in columns])
+    return lines

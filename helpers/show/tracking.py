@@ -42,11 +42,11 @@ def hide_bars() -> None:
         transformers.utils.logging.disable_progress_bar()
 
 
-def report_to(wanted: str) -> tuple[str, str]:
-    """`TrainingArguments.report_to`, and why not W&B where it was wanted."""
-    if wanted == "wandb" and importlib.util.find_spec("wandb") is None:
+def report_to(service: str) -> tuple[str, str]:
+    """`TrainingArguments.report_to`, and why not W&B where that is the service that a person chose."""
+    if service == "wandb" and importlib.util.find_spec("wandb") is None:
         return "none", "report_to='wandb', but wandb is not installed: going on without it"
-    return wanted, ""
+    return service, ""
 
 
 def wandb_mode() -> tuple[str | None, str]:
