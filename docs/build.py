@@ -65,7 +65,7 @@ def page(path: Path) -> str:
         module = importlib.import_module(f"evidence.{match[2]}")
         text = getattr(module, match[3])().strip()
         old = (
-            f"\n\n*Before schema 2, so without a record of the code that wrote them: {_links(path)}.*" if _read else ""
+            f"\n\n*From before schema 2, so they do not record which code wrote them: {_links(path)}.*" if _read else ""
         )
         return f"{match[1]}\n{text}{old}\n\n{match[4]}"
 

@@ -30,8 +30,8 @@ def summary() -> str:
     """How many there are, and how they ended."""
     found = _cells()
     return (
-        f"`make faults` knows {len(cells())} ways to disturb a run. {len(found)} of them have been run, and {_survived(found).partition(' ')[0]} survived: "
-        "run again, they ended with the weights, the optimizer, the schedule and the losses of an undisturbed run, bit for bit."
+        f"`make faults` knows {len(cells())} ways to disturb a run. {len(found)} of them have been tried, and {_survived(found).partition(' ')[0]} runs survived: "
+        "started again, they ended with the weights, optimizer, schedule and losses of an undisturbed run, bit for bit."
     )
 
 

@@ -31,7 +31,7 @@ def _estimate(notebook: str, run: dict[str, Any]) -> dict[str, str]:
         "GPU": run["hardware"],
         "precision": run["precision"],
         "batch": f"{run['batch']} in parts of {run['micro_batch']}"
-        + (", activations again" if run["checkpointing"] else ""),
+        + (", checkpointing" if run["checkpointing"] else ""),
         "operations of a step (counted)": f"{run['launches']:,}",
         "compiled": "yes" if run["compiled"] else "no",
         "a step (estimate)": step,
@@ -56,7 +56,7 @@ def measured() -> str:
 def device(found: dict[str, Any]) -> str:
     """One GPU: its runs beside plan and forecast, its attention kernels, and what was not measured."""
     about, parts = found["machine"], found["parts"]
-    head = f"**{about['device']}**, torch {about['torch']}, transformers {about['transformers']}. Forecast and plan were made before."
+    head = f"**{about['device']}**, torch {about['torch']}, transformers {about['transformers']}. Forecast and plan were made before the runs."
     done = {name: part for name, part in parts.items() if part["status"] == "done"}
     runs = [_run(name, part) for name, part in done.items() if "step_seconds" in part]
     kernels = [_kernel(name, side) for name, side in done.get("attention", {}).get("sides", {}).items()]

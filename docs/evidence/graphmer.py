@@ -15,7 +15,7 @@ NOTEBOOKS_PAIRS = 6_000
 SHOWN = ("BM25", "TF-IDF", "MiniLM", TUNED)
 
 STUDIES = {
-    "open_calls": "which function a call means that the resolver leaves open",
+    "open_calls": "which function is meant by a call that the resolver leaves open",
     "impact": "which functions reach a function by one to three calls",
     "code_search": "which function a docstring describes",
     "embeddings": "open calls, by embeddings of the graph alone",
@@ -29,25 +29,25 @@ def headline() -> str:
     rows = result("graphmer_former_studies.json")["code_search"]
     words, trained = rows["BM25 and TF-IDF"], rows["and encoder, trained"]
     return (
-        f"**Of {pooled['resolver']['reached']:,} calls that the tests of {packages} packages made, none of which served for a choice, the "
-        f"resolver answers {counts['resolver'][0]} rightly, and {counts['resolver'][1]} of its answers are right**. On "
-        f"{pooled['jedi']['reached']} of these calls the resolver with what is inferred has {counts['resolver and inferred on these'][0]}, jedi alone "
-        f"{counts['jedi'][0]} and basedpyright {counts['basedpyright'][0]}. In code search the encoder adds nothing to words "
-        f"(a mean reciprocal rank of {spread(words['mrr_by_seed'])} without it and {spread(trained['mrr_by_seed'])} with it). {_tuned()}"
+        f"**The tests of {packages} packages, which were not used for any choice, made {pooled['resolver']['reached']:,} calls. The resolver "
+        f"finds {counts['resolver'][0]} of them, and {counts['resolver'][1]} of its answers are correct**. On "
+        f"{pooled['jedi']['reached']} of these calls, the resolver with its inferred answers finds {counts['resolver and inferred on these'][0]}, jedi alone "
+        f"{counts['jedi'][0]} and basedpyright {counts['basedpyright'][0]}. In code search the encoder adds nothing to word search "
+        f"(mean reciprocal rank {spread(words['mrr_by_seed'])} without, {spread(trained['mrr_by_seed'])} with it). {_tuned()}"
     )
 
 
 def beats() -> str:
     """What the answers from the sources are worth, in a few words."""
     counts = _shares(_pooled("report")[0]["resolver"])
-    return f"needs no model: finds {counts[0]} of the calls, and {counts[1]} of its answers are right"
+    return f"needs no model: finds {counts[0]} of the calls, and {counts[1]} of its answers are correct"
 
 
 def _tuned() -> str:
     found = result("graphmer_code_search_cpu.json")["rows"]["docstrings"]
     row, before = found[f"{TUNED}, in `search`"], found["MiniLM, fused"]
     return (
-        f"The tuned search reaches {spread(row['mrr_by_seed'])} on other packages, and MiniLM with at least the same help "
+        f"The tuned search reaches {spread(row['mrr_by_seed'])} on other packages, and MiniLM with at least the same help reaches "
         f"{spread(before['mrr_by_seed'])} (difference {_above(row, 'MiniLM, fused')})"
     )
 
@@ -101,8 +101,8 @@ def _above(row: dict, base: str = "") -> str:
 TOOLS = {
     "resolver": "resolver",
     "only definition of the name": "the only definition of the name",
-    "resolver on these": "resolver, on the calls that the rivals were asked",
-    "resolver and inferred on these": "resolver, with what is inferred of open calls",
+    "resolver on these": "resolver, on the calls that jedi and basedpyright got",
+    "resolver and inferred on these": "resolver, inferred answers included",
     "jedi": "jedi",
     "basedpyright": "basedpyright",
 }
@@ -126,7 +126,7 @@ def _shares(counter: Mapping[str, float]) -> tuple[str, str]:
 def proved() -> str:
     """Calls that ran in tests of packages: which of them each tool answers, and how rightly."""
     rows = []
-    for role, title in (("report", "served for no choice"), ("choice", "served while the resolver was written")):
+    for role, title in (("report", "were not used for any choice"), ("choice", "were used to write the resolver")):
         pooled, packages = _pooled(role)
         for tool, name in TOOLS.items():
             rows.append(_proved(f"{packages} that {title}", name, pooled[tool]))
@@ -185,8 +185,8 @@ def asking() -> str:
     """What reading costs."""
     reading = result("graphmer_graph.json")["reading"]
     return (
-        f"The {reading['lines']:,} lines of the standard library are read in {reading['new']:.1f} s of processor time, from the cache in "
-        f"{reading['cached']:.1f} s, and where one file has changed in {reading['one changed file']:.1f} s."
+        f"Reading the {reading['lines']:,} lines of the standard library takes {reading['new']:.1f} s of processor time, "
+        f"{reading['cached']:.1f} s from the cache, and {reading['one changed file']:.1f} s where one file has changed."
     )
 
 

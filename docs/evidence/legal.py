@@ -39,14 +39,14 @@ def headline() -> str:
         scores = study["scores"]
         less, right = scores["trained less"], scores["systems"][TRAINED]["value"]
         parts.append(
-            f"after {count} records **{100 * right:.1f} %**, which is {_percent(less[WORDS], '+')} points over counting words and "
-            f"{_percent(less[ALONE], '+')} over the same model trained on the answers alone"
+            f"after {count} records **{100 * right:.1f} %**, {_percent(less[WORDS], '+')} points compared with counting words and "
+            f"{_percent(less[ALONE], '+')} compared with the same model trained on the answers alone"
         )
     seeds = len(study["right"]["chains"])
     return (
-        "Where the answer needs steps (diversity jurisdiction), SmolLM2-135M, fine-tuned on records with their reasoning, is right on "
-        f"{scores['questions']} unseen questions: {'; '.join(parts)} ({seeds} seeds, which differ widely). A written rule of three lines "
-        "answers all of them; where words carry the label, counting them is as good"
+        "The answer needs several steps (diversity jurisdiction). SmolLM2-135M, fine-tuned on records with their reasoning, answers "
+        f"{scores['questions']} unseen questions. Right answers: {'; '.join(parts)} ({seeds} seeds, which differ widely). A written rule of three lines "
+        "answers all of them. Where words give the label away, counting them is as good"
     )
 
 
@@ -106,8 +106,8 @@ def steps() -> str:
         return "Not measured yet."
     sizes, recipe = result(FILE)["sizes"], result(FILE)["recipe"]
     return (
-        f"{tables.markdown(rows)}\n\n{sizes['validation']} records choose the pass, {sizes['test']} test questions; LoRA of rank {recipe['rank']}, "
-        f"rate {recipe['rate']}. A record with its chain has about twice the tokens of one with its label alone."
+        f"{tables.markdown(rows)}\n\nThe pass is chosen on {sizes['validation']} records; {sizes['test']} questions test. LoRA of rank {recipe['rank']}, "
+        f"learning rate {recipe['rate']}. A record with its chain has about twice the tokens of one with its label alone."
     )
 
 

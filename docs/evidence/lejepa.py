@@ -22,7 +22,7 @@ def _collections() -> dict[str, dict]:
 
 
 def _compared(name: str, row: str, against: str) -> dict[str, Any] | None:
-    """The comparison of two rows on the questions of a collection that were used for no choice."""
+    """The comparison of two rows on the test questions of a collection, which were not used for any choice."""
     for difference in _collections()[name]["comparisons"]:
         if (difference["part"], difference["row"], difference["against"]) == ("test", row, against):
             return difference
@@ -60,10 +60,10 @@ def past_questions_say() -> str:
     free = _compared("banking77", SEARCH, CLASSIFIER)
     head = _compared("banking77", "LeJEPA, head, chosen weights", SEARCH)
     return (
-        f"Over {trained['questions']:,} new questions (seeds: {len(minutes)}) the whole model in its own search differs from the linear classifier by "
-        f"**{_interval(trained)}**, and from the same search with the untrained model and weights of its own by {_interval(search)}; the head alone by "
-        f"{_interval(head)} from that search. The untrained search differs from the classifier by {_interval(free)}. Training the whole model took "
-        f"{max(minutes):.1f} processor minutes at most, the head some seconds."
+        f"On {trained['questions']:,} new questions ({len(minutes)} seeds), the search with the whole trained model differs from the linear classifier by "
+        f"**{_interval(trained)}**, and from the search with the untrained model by {_interval(search)} (each search has its own weights). With the trained "
+        f"head alone it differs from the untrained search by {_interval(head)}. The untrained search differs from the classifier by {_interval(free)}. "
+        f"Training the whole model took at most {max(minutes):.1f} processor minutes, the head some seconds."
     )
 
 
@@ -125,7 +125,9 @@ def parts_say() -> str:
             sentences.append(
                 f"{name} {_interval(against[0])} over MiniLM alone and {_interval(against[1])} over BM25 alone"
             )
-    return f"The search compared with its own parts, on questions that were used for no choice: {'; '.join(sentences)}."
+    return (
+        f"The search compared with its parts, on questions that were not used for any choice: {'; '.join(sentences)}."
+    )
 
 
 def defaults() -> str:
@@ -147,9 +149,9 @@ def headline() -> str:
     french, spanish = (_compared(name, LEJEPA, SEARCH) for name in ("man-fr", "man-es"))
     bank = _compared("banking77", LEJEPA, CLASSIFIER)
     return (
-        f"On French manual pages the search that was trained on the titles of 250 others is ahead of the best untrained one, of MiniLM and BM25, by "
-        f"**{_interval(french)} nDCG@10** ({french['questions']} pages), on Spanish ones by {_interval(spanish)}; a multilingual model was not tried. "
-        f"With ten past questions for each of 77 answers, in English, its difference to a linear classifier on MiniLM's embeddings is {_interval(bank)}."
+        f"On French manual pages, a search that was trained on the titles of 250 other pages differs from the best untrained search (MiniLM and BM25) by "
+        f"**{_interval(french)} nDCG@10** ({french['questions']} pages), on Spanish pages by {_interval(spanish)}; no multilingual model was tried. "
+        f"In English, with ten past questions for each of 77 answers, it differs from a linear classifier on MiniLM's embeddings by {_interval(bank)}"
     )
 
 

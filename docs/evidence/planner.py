@@ -57,7 +57,7 @@ def widths() -> str:
                 low, high = run["run_seconds"]
                 factors.setdefault(run["hardware"], []).append(high / low)
     words = ", ".join(f"{name} {min(wide):.1f} to {max(wide):.1f}" for name, wide in factors.items())
-    return f"So many times its lower end is the upper end of a time in the table of all machines that were planned: {words}."
+    return f"In the table of all machines, the upper end of a time is so many times its lower end: {words}."
 
 
 def own_steps() -> str:
@@ -68,14 +68,12 @@ def own_steps() -> str:
     for step in steps:
         low, high = map(tables.seconds, step["interval"])
         if not step["inside"]:
-            outside.append(
-                f"{step['part']} ({tables.seconds(step['measured'])}, and the forecast says {low} to {high})"
-            )
+            outside.append(f"{step['part']} ({tables.seconds(step['measured'])}, forecast {low} to {high})")
     return (
-        f"Of this project's own steps on a card, {len(steps)} on an {steps[0]['hardware']}, {before} lay inside the forecast that was made before they "
-        f"ran, and {len(steps) - len(outside)} lie inside that of the present planner, whose bounds of a launch were chosen when these steps had been "
-        f"seen. A step of a small model waits for its host to launch each operation, and the upper end is too low for that: "
-        f"{'; '.join(outside) or 'none'} lie outside. A measured step of your own is the better forecast."
+        f"We measured {len(steps)} steps on an {steps[0]['hardware']}. {before} of them lie inside the forecast that was made before they "
+        f"ran, and {len(steps) - len(outside)} inside the forecast of the present planner, whose bounds of a launch were chosen after these steps had been "
+        f"seen. A step of a small model waits for its host to launch each operation, and the upper end is too low for that. "
+        f"Outside: {'; '.join(outside) or 'none'}. A measured step of your own is the better forecast."
     )
 
 
@@ -87,7 +85,7 @@ def an_hour() -> str:
     paid = "; ".join(
         f"{name} ${each['usd_per_hour']:.2f} ({each['source']}; {each['as_of']})" for name, each in PRICES.items()
     )
-    return f"Free of charge within a quota: {free}. Prices of an hour elsewhere: {paid}. For all other machines no price with its month is known."
+    return f"Free of charge within a quota: {free}. Prices of an hour elsewhere: {paid}. For others we know no dated price."
 
 
 def tested() -> str:
@@ -96,11 +94,11 @@ def tested() -> str:
     test = found["tested"]
     inside, of = (sum(test[name].values()) for name in ("inside", "of"))
     return (
-        f"The constants of the forecast were chosen on {found['chose']} training runs that others published, and tested on {of} runs of other sources: "
-        f"{inside} of {of} lay inside of their interval ({test['inside']['xla']} of {test['of']['xla']} on TPUs). Before the bounds of launches and "
-        f"of the smallest published step are added, an interval's upper end is {test['width']:g} times its lower end. {_centre(test)} Of {test['pairs']} published pairs of machines that were used for no choice, the planner "
-        f"named the faster machine for {test['decided']} and was right for {test['right']} of these; all pairs are of one source "
-        f"({', '.join(test['sources_of_pairs'])}: V100 and A100, one and eight of them). These runs lay outside of their interval: "
+        f"The constants of the forecast were chosen on {found['chose']} published training runs, and tested on {of} runs from other sources: "
+        f"{inside} of {of} lie inside their interval ({test['inside']['xla']} of {test['of']['xla']} on TPUs). Before the bounds of launches and "
+        f"of the smallest published step are added, an interval's upper end is {test['width']:g} times its lower end. {_centre(test)} There were {test['pairs']} published pairs of machines that were not used for any choice: the planner "
+        f"named the faster machine for {test['decided']} pairs and was right for {test['right']} of these. All pairs come from one source "
+        f"({', '.join(test['sources_of_pairs'])}: V100 and A100, one and eight of them). These runs lie outside: "
         f"{'; '.join(dict.fromkeys(test['outside']))}."
     )
 
@@ -109,8 +107,8 @@ def _centre(test: dict) -> str:
     held = test["choosing_sources_left_out"]
     rules = ", ".join(f"{rule} {share:.0%}" for rule, share in held.items())
     return (
-        "The rule for the centre of an interval was first chosen when results of the test had been seen. It was then chosen again from the "
-        f"choosing sources alone, each left out in turn ({rules} of their runs inside). That choice is {max(held, key=held.get)} again, so the "
+        "The rule for the centre of an interval was first chosen after test results had been seen. It was then chosen again on the other "
+        f"sources alone, leaving out each in turn ({rules} of their runs inside). The choice is {max(held, key=held.get)} again, so the "
         "test was not repeated."
     )
 
@@ -120,6 +118,6 @@ def accuracy() -> str:
     found = result("planner_benchmark_cpu.json")["memory"]
     worst = max(found, key=lambda each: abs(each["error"]))
     return (
-        f"On a CPU the bytes that were counted for a step of each notebook's model, in fp32 and in bf16, were off by at most "
-        f"{abs(worst['error']):.1%} from those that the allocator gave out."
+        f"On a CPU, the bytes that were counted for a step of each notebook's model, in fp32 and in bf16, differ by at most "
+        f"{abs(worst['error']):.1%} from the bytes that the allocator gave out."
     )

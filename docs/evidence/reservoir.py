@@ -32,7 +32,7 @@ def comparison() -> str:
                     "model": row["model"],
                     "bits per byte": spread(row["test"]),
                     "fewer than counting (95 %)": _share(row["below_counting"]),
-                    "the reservoir has fewer than this model (95 %)": _share(row["reservoir_below"])
+                    "reservoir: fewer than this (95 %)": _share(row["reservoir_below"])
                     if "reservoir_below" in row
                     else "",
                     "steps": f"{statistics.mean(row['steps']):.0f}",
@@ -43,8 +43,8 @@ def comparison() -> str:
         texts, counting = data["texts"], data["counting"]
         digests = ", ".join(f"{file} {digest[:12]}" for file, digest in data["files"].items())
         parts.append(
-            f"**{name}**: {texts['train']:,} texts to train on, {texts['test']} to test ({digests}). Counting alone has "
-            f"{counting['test']:.3f} bits per byte of test, with the {counting['vocab_size']:,} entries that are best on dev:\n\n"
+            f"**{name}**: {texts['train']:,} training texts, {texts['test']} test texts ({digests}). Counting alone needs "
+            f"{counting['test']:.3f} bits per byte of the test texts, with the vocabulary that is best on dev ({counting['vocab_size']:,} entries):\n\n"
             + tables.markdown(lines)
         )
     return "\n\n".join(parts)
@@ -57,9 +57,9 @@ def headline() -> str:
     minute, rival = rows[MODEL_NAME, MINUTE], rows["GRU", MINUTE]
     seeds = len(minute["seed"])
     return (
-        f"**{spread(minute['test'])} bits per byte** (fewer is better) of TinyStories after {MINUTE} processor seconds of one "
-        f"thread in all ({seeds} seed{'s' if seeds > 1 else ''}). Counting alone has {data['counting']['test']:.3f}; "
-        f"{_share(minute['below_counting'])} of that is saved. With a GRU as its memory the same model has {spread(rival['test'])}"
+        f"**{spread(minute['test'])} bits per byte** (lower is better) on TinyStories after {MINUTE} processor seconds of one "
+        f"thread, all included ({seeds} seed{'s' if seeds > 1 else ''}). Counting alone needs {data['counting']['test']:.3f}; "
+        f"the model saves {_share(minute['below_counting'])} of that. With a GRU as its memory it has {spread(rival['test'])}"
     )
 
 
