@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from . import xla
 
 SDPA_ONE_DTYPE, SDPA_REPEATED_HEADS = "sdpa_one_dtype", "sdpa_repeated_heads"
-QUERY_PARTS = (
-    8  # of a causal text, each with the keys up to its own end: XLA has no fused kernel, which would skip the others
-)
+# Parts of a causal text, each with the keys up to its own end: XLA has no fused kernel, which would leave out the others. Eight parts move
+# less than four, and compile for twice as long (docs/tpu.md).
+QUERY_PARTS = 4
 
 
 def repeat_heads(model) -> bool:
