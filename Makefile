@@ -19,7 +19,7 @@ CUDA := .venv-cuda
 DEMO := outputs/demo-$(notdir $(basename $(DATA)))-$(STEPS)
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test slow test-gpu test-tpu notebooks docs gallery lint lock versions faults tpu cuda clean
+.PHONY: help demo test slow test-gpu test-tpu notebooks docs gallery lint lock versions faults planted tpu cuda clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -79,6 +79,10 @@ versions: $(GPU)/.installed ## the core tests at the ends of our version ranges 
 # Where the first call was cut off, the second goes on: each cell is written to docs/results/faults.json when it is known.
 faults: $(GPU)/.installed $(TPU)/.installed ## every way to disturb a run, against an undisturbed one (ONLY='papermill/*'; slow)
 	$(GPU)/bin/python tests/faults.py --only $(ONLY)
+
+planted: $(GPU)/.installed $(TPU)/.installed ## sixty small bugs in a copy of the repository: which of them the quick tests notice (ONLY=frozen_half; slow)
+	OMP_NUM_THREADS=1 $(GPU)/bin/python tests/planted.py $(filter-out '*',$(ONLY))
+	$(if $(filter '*',$(ONLY)),OMP_NUM_THREADS=1 $(TPU)/bin/python tests/planted.py)
 
 tpu: $(TPU)/.installed ## the TPU notebooks' steps by Google's TPU compiler, without a TPU (ONLY="'legal*/v5e-1'"; slow)
 	$(TPU)/bin/python benchmarks/tpu_compiler.py $(ONLY)

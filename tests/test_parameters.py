@@ -157,3 +157,8 @@ def test_a_name_misspelt_in_the_parameters_cell_is_refused_until_the_cell_is_cor
         parameters.check(Parameters, shell.user_ns)
     execute(shell, "# Parameters\nmax_step = 3", CELL)  # what was injected before the correction is forgotten, too
     assert parameters.check(Parameters, shell.user_ns) == make()
+
+
+def test_a_range_has_both_of_its_ends():
+    for value in (1, 64):
+        parameters.in_range("units", value, 1, 64)

@@ -309,3 +309,9 @@ def test_one_file_is_wanted(window, count):
     window.update({f"{n}.txt": b"text" for n in range(count)})
     with pytest.raises(ValueError, match=f"{count} files were chosen"):
         locate("upload")
+
+
+def test_a_file_of_which_half_can_be_used_is_read():
+    set_aside = SetAside("data_source='x.jsonl'")
+    set_aside.read, set_aside.rows = 2, [("line 1", "a reason")]
+    set_aside.check()

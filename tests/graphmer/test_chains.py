@@ -284,3 +284,12 @@ def test_a_run_goes_through_its_lengths_at_the_steps_of_the_schedule(chains):
     assert equal(run[12], chains[0]) and equal(run[3], chains.with_roots(40)[3])
     assert phase_steps((0, 15_000), 100) == (100, 0)
     assert phase_steps((0, 0.5, 0.9), 7) == (4, 2, 1)
+    assert phase_steps((0, 1), 10) == (1, 9)
+
+
+def test_an_identifier_ends_with_its_document():
+    segments = np.repeat([1, 2], 4)
+    options = {"mask_prob": 0.5, "identifiers_V": np.ones(8, bool), "generator": np.random.default_rng(0)}
+    masked = mask_roots(np.arange(8), segments, **options)
+    positions = masked["mlm_positions"][masked["mlm_labels"] != NOTHING]
+    assert sorted(positions) in ([0, 1, 2, 3], [4, 5, 6, 7])

@@ -89,6 +89,13 @@ def test_a_script_of_another_folder_is_not_proved_and_not_called_foreign(tmp_pat
     assert found["z/main.py"] == {"?:mend"}
 
 
+def test_a_package_that_two_folders_have_is_not_proved(tmp_path):
+    files = {f"{folder}/src/shop/__init__.py": "" for folder in "ab"}
+    files["a/src/shop/goods.py"] = "def find(): pass\n"
+    files["tests/test_goods.py"] = "from shop.goods import find\nfind()\n"
+    assert calls(tmp_path, files)["tests/test_goods.py"] == {"?:find"}
+
+
 @pytest.mark.parametrize(
     ("files", "user", "expected"),
     [

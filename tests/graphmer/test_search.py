@@ -11,6 +11,7 @@ from datasets import Dataset
 
 from helpers.graphmer.pairs import definitions, hold_out, in_batches, pairs
 from helpers.graphmer.search import search, words
+from helpers.graphmer.search_training import freeze_lower_half
 from tests.harness import cpu_here, isolated, run
 
 from .batches import library
@@ -124,6 +125,14 @@ def test_words_of_names_and_prose_meet():
     assert words("parseHTTPHeaders") == words("parsed http header")
     assert words("connection_pool2") == [*words("connects pools"), "2"]
     assert words("rate") == words("rating") != words("read")
+    assert words("used using") == ["used", "using"]
+
+
+def test_the_upper_half_of_the_layers_learns():
+    layers = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(4))
+    model = torch.nn.Sequential(torch.nn.Embedding(2, 1), layers)
+    freeze_lower_half(model)
+    assert [part.weight.requires_grad for part in (model[0], *layers)] == [False, False, False, True, True]
 
 
 def test_functions_methods_and_classes_are_found_with_their_place(package, tmp_path):

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from helpers.graphmer.graph.knowledge_graph import EXTERNAL, UNRESOLVED, Entity, Triple, build_graph
-from helpers.graphmer.graph.splits import split_by_module
+from helpers.graphmer.graph.splits import EMPTY, split_by_module
 
 pytestmark = pytest.mark.once
 
@@ -100,3 +100,9 @@ def test_units_that_are_too_few_give_way_to_smaller_ones_and_the_splits_say_so()
     mirrored = {triple.head for triple in graph.triples if triple.relation == "called_by"}
     assert not (units[0] - mirrored) & (units[1] | units[2])
     assert split_by_module(random_graph(), seed=0).reason == "held out by package (20 of them)"
+
+
+def test_empty_files_make_no_packages_one():
+    files = [{"path": f"p{number}/__init__.py", "module": f"p{number}", "sha256": EMPTY} for number in range(20)]
+    splits = split_by_module(random_graph(files=files), seed=0, held_out=0.3)
+    assert splits == split_by_module(random_graph(), seed=0, held_out=0.3)

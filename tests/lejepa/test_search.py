@@ -60,6 +60,8 @@ def test_words_are_scored_by_bm25_on_their_beginnings():
 
 def test_a_question_without_a_known_word_has_no_lexical_score():
     assert not search.lexical_scores(search.lexical_index(TEXTS), ["", "zzz !"]).any()
+    scores = search.lexical_scores(search.lexical_index(["A computer", "A river"]), ["compulsory", "computing"])
+    assert (scores > 0).tolist() == [[False, False], [True, False]]
 
 
 def test_the_hybrid_score_is_that_of_a_slow_loop():
@@ -102,6 +104,11 @@ def test_ndcg_is_scikit_learns_over_the_best_passage_of_each_document():
         best = [max(s for s, p in zip(scores, PASSAGES, strict=True) if p.document == name) for name in names]
         truth = [name in question.answers for name in names]
         assert found == pytest.approx(ndcg_score([truth], [best], k=10))
+
+
+def test_of_equal_documents_the_first_comes_first():
+    equal_QN = np.zeros((len(QUESTIONS), len(PASSAGES)))
+    assert evaluation.Judge(collection(), QUESTIONS).ndcg(equal_QN) == pytest.approx(1 / np.log2([2, 3, 4, 5]))
 
 
 def test_headings_are_looked_for_in_the_bodies():
@@ -158,6 +165,8 @@ def test_the_default_and_the_stock_model_stay_where_nothing_is_ahead_by_a_standa
     near = {mix: values + (mix != DEFAULT) * (noise - noise.mean() + 0.01) for mix, values in table().items()}
     choice = evaluation.choose({STOCK: near, TRAINED: near}, DEFAULT, "questions")
     assert (choice.model, choice.mixes[STOCK]) == (STOCK, DEFAULT)
+    ahead = {mix: values + (mix != DEFAULT) * (noise - noise.mean() + 0.1) for mix, values in table().items()}
+    assert evaluation.choose({STOCK: ahead}, DEFAULT, "questions").mixes[STOCK] != DEFAULT
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.manager import run_kernel
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
+from traitlets.config import Config
 
-from helpers.notebook import method
+from helpers.notebook import method, order
 from helpers.notebook.order import METHOD
 from tests.harness import ROOT, START, printed
 
@@ -304,3 +306,11 @@ def test_the_cell_of_the_method_writes_nothing_before_there_is_a_run(tmp_path, m
     shell.user_ns.pop("run", None)
     assert not shell.run_cell(f"%%writefile {METHOD}\nx = 1\n").success
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_cell_that_goes_on_with_a_name_of_its_own_finds_it_there():
+    shell = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}))
+    order.watch(shell, json.dumps([("Count", ["count"], [], [], [])]))
+    for code in ("count = 1", "count = count + 1"):
+        assert shell.run_cell(code).success
+    assert shell.user_ns["count"] == 2

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 from helpers.data import hub
 from helpers.reservoir.data import (
@@ -143,13 +142,21 @@ def test_the_vocabulary_grows_with_the_text():
     assert sizes[0] == 512 < sizes[1]
 
 
-def test_tokens_with_the_same_neighbours_have_near_codes():
-    random = np.random.default_rng(0)
-    # 1 and 2 stand between 3 and 4; 5 and 6 between 7 and 8; 9 never occurs.
-    frames = [(3, 1, 4), (3, 2, 4), (7, 5, 8), (7, 6, 8)]
-    tokens = np.concatenate([frames[random.integers(4)] for _ in range(2000)])
-    codes = cooccurrence_codes(tokens, 10, 4, seed=0)
-    near = torch.nn.functional.cosine_similarity
-    assert near(codes[1], codes[2], dim=0) > 0.95 > near(codes[1], codes[5], dim=0)
-    assert torch.equal(codes[9], torch.zeros(4))
-    torch.testing.assert_close(codes[:9].square().mean(1)[1:], torch.ones(8), atol=1e-4, rtol=0)
+def test_codes_are_those_of_a_slow_count_whose_neighbours_weigh_less_with_their_distance():
+    tokens, size = np.random.default_rng(0).integers(6, size=400) // 2 * 2 % 5, 3
+    counts_VW = np.zeros((5, 10))
+    for place, token in enumerate(tokens):
+        for distance, other in enumerate(tokens[place + 1 : place + 4], start=1):
+            counts_VW[token, other] += 1 / distance
+            counts_VW[other, 5 + token] += 1 / distance
+    seen = counts_VW.sum(1) > 0
+    token_V1, context_W = counts_VW.sum(1, keepdims=True), counts_VW.sum(0) ** 0.75
+    with np.errstate(divide="ignore", invalid="ignore"):
+        information_VW = np.log(counts_VW * context_W.sum() / (token_V1 * context_W))
+    left_VV, singular_V, _ = np.linalg.svd(np.maximum(np.nan_to_num(information_VW), 0))
+    expected_VC = (left_VV[:, :size] * singular_V[:size] ** 0.5)[seen]
+    expected_VC -= expected_VC.mean(0)
+    expected_VC *= size**0.5 / np.linalg.norm(expected_VC, axis=1, keepdims=True)
+    codes_VC = cooccurrence_codes(tokens, 5, size, seed=0).numpy()
+    assert not seen.all() and not codes_VC[~seen].any()
+    assert codes_VC[seen] @ codes_VC[seen].T == pytest.approx(expected_VC @ expected_VC.T, abs=1e-3)

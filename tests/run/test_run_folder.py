@@ -224,8 +224,10 @@ def test_a_session_under_other_conditions_is_said_in_one_line(tmp_path):
 
 def test_a_run_that_starts_anew_forgets_the_sessions_of_the_one_before(tmp_path):
     cpu = runtime.detect(False)
-    for first in (0, 5, 0):
+    for first in (0, 5, 5):
         run_folder.begin_session(tmp_path, cpu, "fp32", first)
+    assert [each["first_step"] for each in run_folder.sessions(tmp_path)] == [0, 5, 5]
+    run_folder.begin_session(tmp_path, cpu, "fp32", 0)
     assert [each["first_step"] for each in run_folder.sessions(tmp_path)] == [0]
 
 

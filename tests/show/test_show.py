@@ -120,6 +120,13 @@ def test_outside_a_notebook_progress_is_one_plain_line_a_log_and_says_how_long_t
     assert third == "step 10/20  eval_loss 2.7500"
 
 
+def test_the_time_that_is_left_is_that_of_the_steps_that_are_left(capsys, monkeypatch):
+    seconds = [5.0, 0.0]
+    monkeypatch.setattr(progress_of.time, "perf_counter", lambda: seconds.pop())
+    progress({"step": 10, "loss": 1.0})
+    assert capsys.readouterr().out.endswith("steps/s 2.00  left 5 s\n")
+
+
 # -- tables --
 
 ROWS = [
