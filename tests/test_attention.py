@@ -101,7 +101,7 @@ from tests.test_attention import llama
 
 xla.start()
 rows = [{"input_ids": list(range(1, n)), "labels": list(range(1, n))} for n in range(10, 26, 2)]
-blocks = FixedBlocks(32, 0)(rows)
+blocks = FixedBlocks(40, 0)(rows)
 model = llama().train().to("xla")
 
 
@@ -118,7 +118,7 @@ def of(model):
 parted = copy.deepcopy(model)
 attention.use_one_dtype(parted)
 (before, whole), (after, parts) = of(model), of(parted)
-shape = f"[8,4,{32 // attention.QUERY_PARTS},32]"
+shape = f"[8,4,{40 // attention.QUERY_PARTS},40]"
 print("ANSWERS", json.dumps({"whole": whole, "parts": parts, "seen": [shape in before, shape in after]}))
 """
 
