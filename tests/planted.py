@@ -7,7 +7,6 @@ A bug of tests/planted_bugs.toml is planted in a copy of the repository, and the
 has to pass without the bug. Each result is written when it is known; `caught_at_first` is that of the first run.
 """
 
-import compileall
 import json
 import os
 import re
@@ -77,7 +76,6 @@ def main() -> None:
     results = json.loads(RESULTS.read_text(encoding="utf-8"))["bugs"] if RESULTS.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(ROOT, Path(folder, "copy"), ignore=shutil.ignore_patterns(".*", "outputs"))
-        compileall.compile_dir(copy, quiet=1)
         here = [name for name, bug in BUGS.items() if bug.get("on", "gpu") == ("tpu" if xla.installed() else "gpu")]
         for name in sys.argv[1:] or [name for name in here if not results.get(name, {}).get("caught_by")]:
             bug, began = BUGS[name], time.monotonic()

@@ -198,8 +198,8 @@ class Measured:
         """Whether it was measured on such a machine; a CPU is taken for the one that was measured."""
         if (self.devices, self.precision) != (machine.count, precision):
             return False
-        if machine.accelerator is None:
-            return machine.kind == "cpu"
+        if machine.accelerator is None and machine.kind != "cpu":
+            return False
         return find(self.device) == machine.accelerator
 
 
