@@ -70,7 +70,7 @@ def own_steps() -> str:
         if not step["inside"]:
             outside.append(f"{step['part']} ({tables.seconds(step['measured'])}, forecast {low} to {high})")
     return (
-        f"We measured {len(steps)} steps on an {steps[0]['hardware']}. {before} of them lie inside the forecast that was made before they "
+        f"We measured {len(steps)} steps that have a forecast, on an {steps[0]['hardware']}. {before} of them lie inside the forecast that was made before they "
         f"ran, and {len(steps) - len(outside)} inside the forecast of the present planner, whose bounds of a launch were chosen after these steps had been "
         f"seen. A step of a small model waits for its host to launch each operation, and the upper end is too low for that. "
         f"Outside: {'; '.join(outside) or 'none'}. A measured step of your own is the better forecast."
@@ -107,7 +107,7 @@ def _centre(test: dict) -> str:
     held = test["choosing_sources_left_out"]
     rules = ", ".join(f"{rule} {share:.0%}" for rule, share in held.items())
     return (
-        "The rule for the centre of an interval was first chosen after test results had been seen. It was then chosen again on the other "
+        "The rule for the centre of an interval was first chosen after test results had been seen. It was then chosen again on the choosing "
         f"sources alone, leaving out each in turn ({rules} of their runs inside). The choice is {max(held, key=held.get)} again, so the "
         "test was not repeated."
     )
