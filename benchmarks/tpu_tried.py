@@ -70,63 +70,6 @@ def again() -> None:
     sdpa_attention.sdpa_attention_forward = recomputed(sdpa_attention.sdpa_attention_forward)
 
 
-def flash() -> None:
-    """torch_xla's flash kernel in the place of the attention matrix, with the segments of a packed block."""
-    import jax
-    import torch
-    from jax._src import tpu_custom_call
-    from jax.experimental.pallas.ops.tpu import flash_attention  # noqa: F401  registers what it is lowered by
-    from torch_xla.experimental import custom_kernel
-    from transformers import AttentionInterface
-    from transformers.integrations.sdpa_attention import repeat_kv
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
-    from helpers.legal import packing
-
-    def trace_pallas(kernel, *args, static_argnums=None, static_argnames=None, use_cache=False, **options):
-        """The library's own, but for a TPU that is not there."""
-        shapes = [custom_kernel.to_jax_shape_dtype_struct(one) if torch.is_tensor(one) else one for one in args]
-        jitted = jax.jit(kernel, static_argnums=static_argnums, static_argnames=static_argnames)
-        lowered = jitted.trace(*shapes, **options).lower(lowering_platforms=("tpu",))
-        payload = custom_kernel._extract_backend_config(lowered.compiler_ir())
-        return payload, [one for one in args if torch.is_tensor(one)]
-
-    def attend(module, query, key, value, segments, scaling=None, **_):
-        groups, segments = query.shape[1] // key.shape[1], segments[:, 0, 0]
-        parts = query.to(value.dtype), repeat_kv(key.to(value.dtype), groups), repeat_kv(value, groups)
-        return custom_kernel.flash_attention(*parts, True, segments, segments, scaling).transpose(1, 2), None
-
-    tpu_custom_call.get_ir_version = lambda context: 7  # which a libtpu reads that is older than the jax
-    custom_kernel.trace_pallas = trace_pallas
-    AttentionInterface.register("pallas", attend)
-    AttentionMaskInterface.register("pallas", sdpa_mask)
-    attention.use_one_dtype = lambda model: model.set_attn_implementation("pallas")
-    packing.masks_of = lambda segments_BT, config, dtype: segments_BT[:, None, None].to(torch.int32)
-
-
-def scan() -> None:
-    """One layer is compiled and looped over (torch_xla's `scan_layers`)."""
-    import torch
-    from torch_xla.experimental.scan_layers import scan_layers
-    from transformers.models.qwen2 import modeling_qwen2
-
-    class Carrying(torch.nn.Module):
-        def __init__(self, layer):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x, mask, cos, sin):
-            return self.layer(x, attention_mask=mask, position_embeddings=(cos, sin)), mask, cos, sin
-
-    def forward(self, input_ids, attention_mask, position_ids, **_):
-        x = self.embed_tokens(input_ids)
-        carry = x, attention_mask, *self.rotary_emb(x, position_ids)
-        x = scan_layers([*map(Carrying, self.layers)], carry, is_layer_pure=True)[0]
-        return modeling_qwen2.BaseModelOutputWithPast(last_hidden_state=self.norm(x))
-
-    modeling_qwen2.Qwen2Model.forward = forward
-
-
 def main(name: str, parts: str, *changes: str) -> None:
     attention.QUERY_PARTS = int(parts)
     layers, examples, length, accumulating = STEPS[name]

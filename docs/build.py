@@ -40,21 +40,10 @@ def result(name: str) -> dict[str, Any]:
     return found
 
 
-def seeds(stem: str, count: int = 3) -> list[dict[str, Any]]:
-    """The files of one run with the seeds 0, 1, ..."""
-    return [result(f"{stem}_seed{seed}.json") for seed in range(count)]
-
-
 def spread(values: Sequence[float], digits: int = 3, sign: str = "-") -> str:
     """Mean ± sample standard deviation, or the one value; sign "+" is for differences."""
     mean = f"{statistics.fmean(values):{sign}.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
-
-
-def ratio(found: dict[str, Any], digits: int = 1) -> str:
-    """A benchmark's `ratio` and its range over the turns."""
-    low, high = found["ratio_range"]
-    return f"{found['ratio']:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def page(path: Path) -> str:
@@ -73,15 +62,9 @@ def page(path: Path) -> str:
 
 
 def _links(path: Path) -> str:
-    """Names of the files; of those that differ from the one before in a number, the number alone."""
+    """The files that a block was made from."""
     folder = "results" if path.parent == ROOT / "docs" else "docs/results"
-    links, before = [], ""
-    for name in _read:
-        stem = re.sub(r"\d+", "", name)
-        text = re.findall(r"\d+", name)[-1] if stem == before else name
-        links.append(f"[{text}]({folder}/{name})")
-        before = stem
-    return ", ".join(links)
+    return ", ".join(f"[{name}]({folder}/{name})" for name in _read)
 
 
 def draw() -> None:
@@ -89,7 +72,7 @@ def draw() -> None:
     for path in sorted((ROOT / "docs/evidence").glob("*.py")):
         module = importlib.import_module(f"evidence.{path.stem}")
         if hasattr(module, "draw"):
-            module.draw(ROOT / "docs/figures")
+            module.draw()
 
 
 def typed_by_hand(text: str) -> Iterable[tuple[int, str]]:

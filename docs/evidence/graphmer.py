@@ -3,15 +3,17 @@
 from collections import Counter
 from collections.abc import Mapping
 
+import numpy as np
 from build import result, spread
-from evidence import declarations
+from evidence import declarations, pictures
 
 from helpers.graphmer.parameters import GraphParameters
 from helpers.graphmer.search_training import BATCH, STEPS
-from helpers.show import tables
+from helpers.show import intervals, tables
 
 TUNED = f"tuned, {STEPS} steps of {BATCH}, batches of one package"  # the notebook's recipe
 NOTEBOOKS_PAIRS = 6_000
+FIGURE = "docs/figures/graphmer_calls.png"
 SHOWN = ("BM25", "TF-IDF", "MiniLM", TUNED)
 
 STUDIES = {
@@ -35,6 +37,18 @@ def headline() -> str:
         f"{counts['jedi'][0]} and basedpyright {counts['basedpyright'][0]}. In code search the encoder adds nothing to word search "
         f"(mean reciprocal rank {spread(words['mrr_by_seed'])} without, {spread(trained['mrr_by_seed'])} with it). {_tuned()}"
     )
+
+
+def draw() -> None:
+    """Calls that each tool finds, of those that were asked of all."""
+    pooled, _ = _pooled("report")
+    rows = []
+    for tool in ("basedpyright", "jedi", "resolver and inferred on these"):
+        right, calls = pooled[tool]["right"], pooled[tool]["reached"]
+        share = intervals.bootstrap(np.mean, np.repeat([1, 0], [right, calls - right]))
+        ours = tool not in ("basedpyright", "jedi")
+        rows.append(pictures.percent("this notebook" if ours else tool, vars(share), ours))
+    pictures.dots("graphmer_calls", f"{calls} calls in the tests of packages", "calls found, %", rows)
 
 
 def beats() -> str:

@@ -1,7 +1,7 @@
 """What was measured of legal fine-tuning: reasoning that carries the answer, beside counting words and labels alone."""
 
-from build import RESULTS, result
-from evidence import declarations
+from build import result
+from evidence import declarations, pictures
 
 from helpers.legal.evaluation import TRAINED, WORDS
 from helpers.legal.parameters import LegalParameters
@@ -9,6 +9,7 @@ from helpers.show import tables
 
 FILE, FORMER = "legal_cpu.json", "legal_former_studies.json"
 ALONE = "trained on labels alone"
+FIGURE = "docs/figures/legal_reasoning.png"
 TITLES = {
     "overruling": ("whether a sentence overrules a case", "accuracy"),
     "unfair_tos": ("which kind of unfair term a clause is", "macro_f1"),
@@ -26,14 +27,12 @@ def _shares(values: list[float]) -> str:
 
 def _studies() -> dict[int, dict]:
     """Training records -> what was measured after as many; the most come first."""
-    studies = result(FILE)["studies"] if (RESULTS / FILE).is_file() else {}
+    studies = result(FILE)["studies"]
     return {int(count): study for count, study in studies.items() if study["right"]["labels"]}
 
 
 def headline() -> str:
     """The model that was trained with chains, beside words and the same model on labels alone."""
-    if not _studies():
-        return "What reasoning adds to counting words has not been measured to its end"
     parts = []
     for count, study in sorted(_studies().items()):
         scores = study["scores"]
@@ -48,6 +47,17 @@ def headline() -> str:
         f"{scores['questions']} unseen questions. Right answers: {'; '.join(parts)} ({seeds} seeds, which differ widely). A written rule of three lines "
         "answers all of them. Where words give the label away, counting them is as good"
     )
+
+
+def draw() -> None:
+    """Right answers of the three methods that the headline compares."""
+    methods = {"counting words": WORDS, "trained on answers alone": ALONE, "trained with reasoning": TRAINED}
+    rows = []
+    for count, study in sorted(_studies().items()):
+        for title, system in methods.items():
+            share = study["scores"]["systems"][system]
+            rows.append(pictures.percent(f"{title}, {count} records", share, system == TRAINED))
+    pictures.dots("legal_reasoning", "Diversity jurisdiction: 200 unseen questions", "right answers, %", rows)
 
 
 def beats() -> str:
@@ -68,8 +78,6 @@ def dropout() -> str:
 
 def chains() -> str:
     """A row a system, after the most training records."""
-    if not _studies():
-        return "Not measured yet."
     scores, rows = _studies()[max(_studies())]["scores"], []
     systems = sorted(scores["systems"].items(), key=lambda system: system[1]["value"])
     for name, values in systems:
@@ -102,8 +110,6 @@ def steps() -> str:
                 "every step right, % by seed": _shares(study["every step right"]),
             }
         )
-    if not rows:
-        return "Not measured yet."
     sizes, recipe = result(FILE)["sizes"], result(FILE)["recipe"]
     return (
         f"{tables.markdown(rows)}\n\nThe pass is chosen on {sizes['validation']} records; {sizes['test']} questions test. LoRA of rank {recipe['rank']}, "

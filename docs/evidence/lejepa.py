@@ -3,7 +3,7 @@
 from typing import Any
 
 from build import result, spread
-from evidence import declarations
+from evidence import declarations, pictures
 
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.show import tables
@@ -11,6 +11,7 @@ from helpers.show import tables
 FILE = "lejepa_search_cpu.json"
 SEARCH, CLASSIFIER = "search, chosen weights", "linear classifier"
 LEJEPA = "LeJEPA, chosen weights"
+FIGURE = "docs/figures/lejepa_search.png"
 
 
 def _interval(difference: dict[str, Any]) -> str:
@@ -153,6 +154,20 @@ def headline() -> str:
         f"**{_interval(french)} nDCG@10** ({french['questions']} pages), on Spanish pages by {_interval(spanish)}; no multilingual model was tried. "
         f"In English, with ten past questions for each of 77 answers, it differs from a linear classifier on MiniLM's embeddings by {_interval(bank)}"
     )
+
+
+def draw() -> None:
+    """The differences of the headline."""
+    compared = {
+        "French manual pages": _compared("man-fr", LEJEPA, SEARCH),
+        "Spanish manual pages": _compared("man-es", LEJEPA, SEARCH),
+        "English past questions": _compared("banking77", LEJEPA, CLASSIFIER),
+    }
+    rows = []
+    for questions, gain in compared.items():
+        rows.append(pictures.Dot(questions, gain["difference"], gain["low"], gain["high"], ours=True))
+    unit = "nDCG@10 above the best method without this training"
+    pictures.dots("lejepa_search", "What training adds to the search", unit, rows, digits=3)
 
 
 def beats() -> str:

@@ -48,18 +48,6 @@ def _money(run: dict) -> str:
     return " to ".join(f"${end:.2g}" for end in run["usd"]) if run["usd"] else ""
 
 
-def widths() -> str:
-    """How wide the intervals of the table really are."""
-    factors = {}
-    for runs in result("grid.json")["notebooks"].values():
-        for run in runs:
-            if run.get("run_seconds"):
-                low, high = run["run_seconds"]
-                factors.setdefault(run["hardware"], []).append(high / low)
-    words = ", ".join(f"{name} {min(wide):.1f} to {max(wide):.1f}" for name, wide in factors.items())
-    return f"In the table of all machines, the upper end of a time is so many times its lower end: {words}."
-
-
 def own_steps() -> str:
     """How many of the project's own measured steps lie inside the forecast: of then, and of the present planner."""
     steps = [step for step in result("own_steps.json")["steps"] if step["interval"]]

@@ -98,7 +98,7 @@ def _block(notebook: Notebook) -> str:
     figure = getattr(notebook.evidence, "FIGURE", "")
     lines = [f"### {notebook.title}", f"{notebook.evidence.headline()} ([evidence](docs/{notebook.page}.md))."]
     if figure:
-        lines.append(f"\n![Evidence: {notebook.title}]({figure})")
+        lines.append(f"![Evidence: {notebook.title}]({figure})")
     return "\n".join(lines)
 
 

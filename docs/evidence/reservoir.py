@@ -1,10 +1,9 @@
 """What was measured of the reservoir language model."""
 
 import statistics
-from pathlib import Path
 
 from build import result, spread
-from evidence import declarations
+from evidence import declarations, pictures
 
 from helpers.reservoir.parameters import MODEL, ReservoirParameters
 from helpers.show import tables
@@ -70,7 +69,7 @@ def beats() -> str:
     return f"yes: {100 * minute['below_counting'][0]:.0f} % fewer bits than counting phrases"
 
 
-def draw(folder: Path) -> None:
+def draw() -> None:
     """Bits per byte of the first text against processor seconds, with preparation."""
     import matplotlib.pyplot as plt
 
@@ -88,8 +87,8 @@ def draw(folder: Path) -> None:
     axes.set_xticks(seconds := sorted({row["seconds"] for row in rows}), seconds)
     axes.minorticks_off()
     axes.set_title("TinyStories, 2,000 stories to train on")
-    axes.legend(fontsize="small")
-    figure.savefig(folder / "reservoir_budget.png", dpi=110)
+    axes.legend()
+    figure.savefig(pictures.FOLDER / "reservoir_budget.png", dpi=110)
     plt.close(figure)
 
 
