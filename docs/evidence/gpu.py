@@ -23,7 +23,7 @@ def expected() -> str:
 def _estimate(notebook: str, run: dict[str, Any]) -> dict[str, str]:
     """A row. Tokens a second are those of the interval's ends."""
     times = run["step_seconds"]
-    step = " to ".join(map(tables.seconds, times)) if times else "no such run published"
+    step = " to ".join(map(tables.seconds, times)) if times else "not known"
     rates = " to ".join(f"{run['tokens'] / seconds:,.0f}" for seconds in reversed(times)) if times else ""
     low, high = run["peak_memory_bytes"]
     return {

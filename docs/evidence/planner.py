@@ -38,7 +38,7 @@ def _short(run: dict) -> str:
 def _time(run: dict) -> str:
     """Of a reservoir alone nothing is known: see the page."""
     if not run["run_seconds"]:
-        return "time: no such run published"
+        return "time not known"
     return " to ".join(map(tables.seconds, run["run_seconds"])) + (" (a guess)" if run["guess"] else "")
 
 
@@ -58,10 +58,10 @@ def own_steps() -> str:
         if not step["inside"]:
             outside.append(f"{step['part']} ({tables.seconds(step['measured'])}, forecast {low} to {high})")
     return (
-        f"We measured {len(steps)} steps that have a forecast, on an {steps[0]['hardware']}. {before} of them lie inside the forecast that was made before they "
-        f"ran, and {len(steps) - len(outside)} inside the forecast of the present planner, whose bounds of a launch were chosen after these steps had been "
-        f"seen. A step of a small model waits for its host to launch each operation, and the upper end is too low for that. "
-        f"Outside: {'; '.join(outside) or 'none'}. A measured step of your own is the better forecast."
+        f"We measured {len(steps)} steps on an {steps[0]['hardware']}. {before} of them were inside the forecast that was made before they ran. "
+        f"{len(steps) - len(outside)} are inside the forecast of the present planner, whose limits for starting an operation were set after these "
+        f"measurements. In a step of a small model the GPU waits for its host, which starts each operation; the upper end is too low for that. "
+        f"Outside: {'; '.join(outside) or 'none'}. A measured step of your own gives a better forecast."
     )
 
 
@@ -83,10 +83,11 @@ def tested() -> str:
     inside, of = (sum(test[name].values()) for name in ("inside", "of"))
     return (
         f"The constants of the forecast were chosen on {found['chose']} published training runs, and tested on {of} runs from other sources: "
-        f"{inside} of {of} lie inside their interval ({test['inside']['xla']} of {test['of']['xla']} on TPUs). Before the bounds of launches and "
-        f"of the smallest published step are added, an interval's upper end is {test['width']:g} times its lower end. {_centre(test)} There were {test['pairs']} published pairs of machines that were not used for any choice: the planner "
+        f"{inside} of {of} are inside their interval ({test['inside']['xla']} of {test['of']['xla']} on TPUs). The upper end of an interval is "
+        f"{test['width']:g} times its lower end, before the limits for starting operations and for steps smaller than any published one. "
+        f"{_centre(test)} The planner was also tested on {test['pairs']} published pairs of machines that were not used for any choice: it "
         f"named the faster machine for {test['decided']} pairs and was right for {test['right']} of these. All pairs come from one source "
-        f"({', '.join(test['sources_of_pairs'])}: V100 and A100, one and eight of them). These runs lie outside: "
+        f"({', '.join(test['sources_of_pairs'])}: V100 and A100, one and eight of them). These runs are outside: "
         f"{'; '.join(dict.fromkeys(test['outside']))}."
     )
 
@@ -95,9 +96,9 @@ def _centre(test: dict) -> str:
     held = test["choosing_sources_left_out"]
     rules = ", ".join(f"{rule} {share:.0%}" for rule, share in held.items())
     return (
-        "The rule for the centre of an interval was first chosen after test results had been seen. It was then chosen again on the choosing "
-        f"sources alone, leaving out each in turn ({rules} of their runs inside). The choice is {max(held, key=held.get)} again, so the "
-        "test was not repeated."
+        "The rule for the centre of an interval was first chosen after test results had been seen. Therefore it was chosen again without the "
+        f"test sources, by leaving out each of the other sources in turn ({rules} of their runs were inside). The choice was the same "
+        f"({max(held, key=held.get)}), so the test was not repeated."
     )
 
 
@@ -106,6 +107,6 @@ def accuracy() -> str:
     found = result("planner_benchmark_cpu.json")["memory"]
     worst = max(found, key=lambda each: abs(each["error"]))
     return (
-        f"On a CPU, the bytes that were counted for a step of each notebook's model, in fp32 and in bf16, differ by at most "
-        f"{abs(worst['error']):.1%} from the bytes that the allocator gave out."
+        f"On a CPU, the counted bytes of a step of each notebook's model, in fp32 and in bf16, differ by at most {abs(worst['error']):.1%} from "
+        f"the bytes that were allocated."
     )

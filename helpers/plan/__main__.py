@@ -132,7 +132,7 @@ def report(runs: Sequence[Forecast]) -> str:
         lines.append(f"fastest on the same examples: {fastest.machine.name}")
         similar = [run.machine.name for run in others if not is_faster(fastest, run)]
         if similar:
-            lines.append(f"not told apart from it: {', '.join(similar)}")
+            lines.append(f"perhaps just as fast: {', '.join(similar)}")
     return "\n".join(lines)
 
 

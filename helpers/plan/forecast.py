@@ -24,7 +24,7 @@ from .workloads import Workload
 if TYPE_CHECKING:
     from .counting import Count
 
-NOT_KNOWN = "no run like it was published"
+NOT_KNOWN = "no similar run was published"
 LEFT_OUT = "The run is training with its trials, evaluations and compilation; download and saving come on top."
 
 # kind: lowest and highest share of the counted bytes that is taken, and the bytes that the driver takes at most on top.
@@ -45,8 +45,8 @@ EITHER_WAY = 1.87  # the interval of a time: 3.5 from its lower to its upper end
 # Of two machines of a kind on the same job, whose common errors cancel; of one and several of a card.
 RATIO, SAME_CARD = 1.77, 1.26
 SAME_MODEL, OTHER_MODEL = 1.2, 2.0  # either way, of a time that was measured on this very machine
-# What a forecast of a kind rests on; of TPUs 15 of the 16 published runs are of JAX or Flax, none of torch_xla.
-BASIS = {"cuda": "published runs", "xla": "a guess: published TPU runs are of JAX and Flax"}
+# What a forecast of a kind rests on. Of the 16 published runs on TPUs 15 used JAX or Flax, and one used torch_xla, on 128 chips.
+BASIS = {"cuda": "published runs", "xla": "a guess: published TPU runs use JAX or Flax"}
 # Seconds that a run is compiled: by XLA (docs/results/tpu_compiler_steps.json), and the layers on a GPU, which is a guess.
 COMPILATION = {"xla": (60.0, 660.0), "cuda": (20.0, 120.0)}
 COMPILED_LAUNCHES = 0.5  # share of a step's launches that compiled layers have, at most (docs/gpu.md)
