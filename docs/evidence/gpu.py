@@ -81,11 +81,11 @@ def _run(name: str, part: dict[str, Any]) -> dict[str, str]:
         "batch": f"{part['batch']} in parts of {part['micro_batch']}",
         "first step after": tables.seconds(part["first_step_seconds"]) if part.get("first_step_seconds") else "",
         "a step": tables.seconds(part["step_seconds"]),
-        "forecast": _between(part["forecast_step_seconds"], tables.seconds),
+        "a step, forecast": _between(part["forecast_step_seconds"], tables.seconds),
         "tokens/s": f"{part['tokens_per_second']:,.0f}",
         "MFU": f"{part['mfu']:.1%}" if part["mfu"] else "",
         "memory": tables.size(part["peak_memory_bytes"]),
-        "planned": _between(part["forecast_memory_bytes"], tables.size),
+        "memory, forecast": _between(part["forecast_memory_bytes"], tables.size),
     }
 
 

@@ -39,6 +39,6 @@ def images() -> str:
         changes = ", ".join(f"{name} from {before} to {after}" for name, (before, after) in sorted(moved.items()))
         kept = min(each["kept"] for each in found)
         lines.append(
-            f"- Colab's {which.upper()} runtime, resolved for Python {pythons}: moved: {changes or 'nothing'}; at least {kept} packages stay."
+            f"- Colab's {which.upper()} runtime, for Python {pythons}: it changes {changes or 'nothing'}; at least {kept} packages stay as they are."
         )
     return "\n".join(lines)

@@ -169,7 +169,7 @@ class TrainerMixin(TrainerCallback):
                     break
                 except Exception as error:
                     if is_not_repeatable(error):
-                        self._say(f"a run is not repeated bit for bit: {str(error).partition(',')[0]}")
+                        self._say(f"this run cannot be repeated bit for bit: {str(error).partition(',')[0]}")
                         self.engine.repeats = False
                         torch.use_deterministic_algorithms(False)
                     elif is_out_of_memory(error):
