@@ -30,8 +30,8 @@ def comparison() -> str:
                     "budget": f"{row['seconds']} s",
                     "model": row["model"],
                     "bits per byte": spread(row["test"]),
-                    "fewer than counting (95 %)": _share(row["below_counting"]),
-                    "reservoir: fewer than this (95 %)": _share(row["reservoir_below"])
+                    "fewer bits than counting (95 %)": _share(row["below_counting"]),
+                    "reservoir: fewer bits than this model (95 %)": _share(row["reservoir_below"])
                     if "reservoir_below" in row
                     else "",
                     "steps": f"{statistics.mean(row['steps']):.0f}",

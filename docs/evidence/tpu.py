@@ -18,13 +18,13 @@ def steps() -> str:
             "slice": step["hardware"],
             "sequences x tokens a chip": f"{step['examples_a_chip']} x {step['length']}",
             "memory of a chip": tables.size(step["peak"]),
-            "of the planner's count": f"{step['peak'] / step['planned_peak']:.0%}",
+            "share of the planner's count": f"{step['peak'] / step['planned_peak']:.0%}",
             "TFLOP": f"{step['flops'] / 1e12:.2f}",
             "moved": tables.size(step["moved"]),
-            "of the least": f"{step['moved'] / step['least_moved']:.2f}",
+            "moved / least": f"{step['moved'] / step['least_moved']:.2f}",
             "sent between chips": _sent(step),
             "compiled in": tables.seconds(step["seconds"]),
-            "made": step.get("versions", {}).get("date", "before"),
+            "date": step.get("versions", {}).get("date", "older"),
         }
         for step in _steps()
     ]
@@ -44,9 +44,9 @@ def refused() -> str:
     shares = [step["peak"] / step["planned_peak"] for step in found]
     donated = min(step["aliased"] / step["outputs"] for step in found)
     return (
-        f"{len(found)} of {tried} steps that were tried compile and fit into a chip. At least {donated:.1%} of what a step writes at "
-        f"its end (weights and optimizer state) is written over what it read, so that neither is kept twice. The steps need {min(shares):.0%} to {max(shares):.0%} of the memory that the planner counts "
-        "for the same step without fusion."
+        f"{len(found)} of {tried} steps compile and fit into a chip. At least {donated:.1%} of the weights and the optimizer state is written to the "
+        f"place from which it was read, so that neither is in memory twice. The steps need {min(shares):.0%} to {max(shares):.0%} of the memory that the "
+        "planner counts for the same step without fusion."
     )
 
 

@@ -142,8 +142,8 @@ class Order:
         if len(needed) > 3:
             needed = [*needed[:3], "..."]
         return (
-            f"this cell needs {', '.join(needed)} (missing or out of date): the settings, the method or the data have changed, the model "
-            "was trained since then, or a cell was stopped. Run these cells to their end, in this order, and then this one again:\n"
+            f"this cell needs {', '.join(needed)} (missing or out of date): the settings, the method or the data have changed, "
+            "the model was trained since, or a cell was stopped. Run these cells to their end, in this order, then this one:\n"
             + "\n".join(titles)
         )
 
