@@ -72,7 +72,9 @@ def former_studies() -> str:
     rows = []
     for study, question in STUDIES.items():
         *_, (scorer, row) = found[study].items()
-        rows.append({"question": question, "scorer": scorer, "MRR above simple methods (95 %)": _above(row)})
+        rows.append(
+            {"question": question, "method": f"simple methods {scorer}", "MRR above simple methods (95 %)": _above(row)}
+        )
     return tables.markdown(rows)
 
 
@@ -115,11 +117,14 @@ def _above(row: dict, base: str = "") -> str:
 TOOLS = {
     "resolver": "resolver",
     "only definition of the name": "the only definition of the name",
-    "resolver on these": "resolver, on the calls that jedi and basedpyright got",
-    "resolver and inferred on these": "resolver, inferred answers included",
+    "resolver on these": "resolver, on the sample that jedi and basedpyright got",
+    "resolver and inferred on these": "resolver with its inferred answers, on the sample",
     "jedi": "jedi",
     "basedpyright": "basedpyright",
 }
+
+
+ROLES = {"report": "were not used for any choice", "choice": "were used to write the resolver"}
 
 
 def _pooled(role: str) -> tuple[dict[str, Counter], int]:
@@ -140,7 +145,7 @@ def _shares(counter: Mapping[str, float]) -> tuple[str, str]:
 def proved() -> str:
     """Calls that ran in tests of packages: which of them each tool answers, and how rightly."""
     rows = []
-    for role, title in (("report", "were not used for any choice"), ("choice", "were used to write the resolver")):
+    for role, title in ROLES.items():
         pooled, packages = _pooled(role)
         for tool, name in TOOLS.items():
             rows.append(_proved(f"{packages} that {title}", name, pooled[tool]))
@@ -176,16 +181,17 @@ def rules() -> str:
 def references() -> str:
     """Lines that basedpyright names for definitions, and which of these an answer of ours has."""
     rows, missing = [], []
-    for role in ("report", "choice"):
-        counter = _pooled(role)[0]["references"]
+    for role, title in ROLES.items():
+        pooled, packages = _pooled(role)
+        counter = pooled["references"]
         shares = {key: f"{counter[key] / counter['references']:.1%}" for key in ("named", "tied", "proved")}
         rows.append(
             {
-                "packages": role,
+                "packages": f"{packages} that {title}",
                 "definitions": counter["definitions"],
                 "lines of basedpyright": counter["references"],
                 "named by an answer": shares["named"],
-                "tied to the definition": shares["tied"],
+                "named, and not only as open": shares["tied"],
                 "known": shares["proved"],
             }
         )
@@ -200,7 +206,7 @@ def asking() -> str:
     reading = result("graphmer_graph.json")["reading"]
     return (
         f"Reading the {reading['lines']:,} lines of the standard library takes {reading['new']:.1f} s of processor time, "
-        f"{reading['cached']:.1f} s from the cache, and {reading['one changed file']:.1f} s where one file has changed."
+        f"{reading['cached']:.1f} s from the cache, and {reading['one changed file']:.1f} s if one file has changed."
     )
 
 
