@@ -87,7 +87,7 @@ def chains() -> str:
             {
                 "answers": label,
                 "right, %": _percent(values),
-                "trained less this, points": _percent(less, "+") if less else "",
+                "difference of the trained model, points": _percent(less, "+") if less else "",
             }
         )
     rows.append({"answers": "a written rule of three lines: the answer key", "right, %": "100, by construction"})
@@ -106,13 +106,13 @@ def steps() -> str:
                 "counting words, %": f"{100 * scores['systems'][WORDS]['value']:.1f}",
                 "labels alone, % by seed": _shares(study["right"]["labels"]),
                 "with chains, % by seed": _shares(study["right"]["chains"]),
-                "chains less labels, points": _percent(scores["trained less"][ALONE], "+"),
+                "chains minus labels, points": _percent(scores["trained less"][ALONE], "+"),
                 "every step right, % by seed": _shares(study["every step right"]),
             }
         )
     sizes, recipe = result(FILE)["sizes"], result(FILE)["recipe"]
     return (
-        f"{tables.markdown(rows)}\n\nThe pass is chosen on {sizes['validation']} records; {sizes['test']} questions test. LoRA of rank {recipe['rank']}, "
+        f"{tables.markdown(rows)}\n\nThe pass is chosen on {sizes['validation']} records; the test has {sizes['test']} questions. LoRA of rank {recipe['rank']}, "
         f"learning rate {recipe['rate']}. A record with its chain has about twice the tokens of one with its label alone."
     )
 
