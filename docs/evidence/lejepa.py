@@ -61,7 +61,7 @@ def past_questions_say() -> str:
     free = _compared("banking77", SEARCH, CLASSIFIER)
     head = _compared("banking77", "LeJEPA, head, chosen weights", SEARCH)
     return (
-        f"On {trained['questions']:,} new questions ({len(minutes)} seeds), the search with the whole trained model differs from the linear classifier by "
+        f"On {trained['questions']:,} test questions ({len(minutes)} seeds), the search with the whole trained model differs from the linear classifier by "
         f"**{_interval(trained)}**, and from the search with the untrained model by {_interval(search)} (each search has its own weights). With the trained "
         f"head alone it differs from the untrained search by {_interval(head)}. The untrained search differs from the classifier by {_interval(free)}. "
         f"Training the whole model took at most {max(minutes):.1f} processor minutes, the head some seconds."
