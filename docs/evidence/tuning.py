@@ -88,7 +88,7 @@ def ladder() -> str:
     return (
         f"MiniLM ({results['model']['trainable']:,} weights) on {data['train_examples']:,} of banking77's questions with {data['labels']} labels, "
         f"at most {parameters['max_length']} tokens, `learning_rate={parameters['learning_rate']:g}`; {results['clock']} of one thread on a busy "
-        f"{results['runtime']['device_name']}. A ratio is the median of its pairs, with the interval of the sign test.\n\n{_rungs(results)}"
+        f"{results['runtime']['device_name']}. A ratio is the median of its pairs of windows, with the interval of the sign test.\n\n{_rungs(results)}"
     )
 
 
@@ -117,7 +117,7 @@ def _race(results: dict) -> str:
         row |= {"times as fast": f"{quality['speed']:.2f}", "dev loss": _interval(quality["loss"])}
         judged.append(row | {"dev F1": _interval(quality["f1"]), "outcome": candidate["outcome"]})
     return (
-        f"A stock run sees {race['examples']:,} examples. Outcome: **{race['outcome']}**. Each candidate is compared with the stock runs of its seeds, with "
+        f"A stock run trains on {race['examples']:,} examples. Outcome: **{race['outcome']}**. Each candidate is compared with the stock runs of its seeds, with "
         f"intervals over dev texts and seeds (a candidate that is kept after the first seed is judged again with all seeds):\n\n{tables.markdown(judged)}"
     )
 
@@ -141,8 +141,8 @@ def script() -> str:
     (comparison,) = measured["comparisons"]
     low, high = comparison["speed_interval"]
     return (
-        f"In an empty folder and an isolated interpreter, the script reaches a test F1 of {comparison['script_f1']:.3f} on the notebook's rows; "
-        f"the notebook reaches {comparison['notebook_f1']:.3f} ({comparison['test_texts']:,} texts). Timed in turn with the notebook's "
+        f"Started in an empty folder, in an isolated interpreter, the script reaches a test F1 of {comparison['script_f1']:.3f} on the notebook's rows; "
+        f"the notebook reaches {comparison['notebook_f1']:.3f} ({comparison['test_texts']:,} texts). Timed in turns with the notebook's "
         f"trainer, with the same settings, it trains {comparison['speed']:.2f} times as fast ({low:.2f} to {high:.2f}, {measured['repetitions']} pairs; "
         f"the target is at least {comparison['target_speed']:g})."
     )
