@@ -60,7 +60,7 @@ def test_an_owner_on_another_machine_that_is_silent_is_replaced_after_a_while(tm
         "filelock/2\npid=7\nhost=elsewhere\nmode=lease\ntoken=t\nduration=6.0\n"
     )
     folder_lock.own(tmp_path)
-    assert "elsewhere is silent: this process goes on with its run" in capsys.readouterr().out
+    assert "elsewhere gives no sign of life: this process takes over" in capsys.readouterr().out
     folder_lock.release(tmp_path)
 
 

@@ -121,7 +121,7 @@ def test_fp16_on_a_cpu_is_refused_naming_precision(on_cpu):
 
 def test_bf16_on_a_cpu_is_taken_when_asked_for_and_says_what_auto_were(on_cpu):
     assert on_cpu[1]["precision"] == "bf16"
-    assert "asked for" in on_cpu[1]["precision_reason"] and "fp32" in on_cpu[1]["precision_reason"]
+    assert "set by you" in on_cpu[1]["precision_reason"] and "fp32" in on_cpu[1]["precision_reason"]
 
 
 # -- which device --

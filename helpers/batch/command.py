@@ -89,6 +89,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows, number = run(runs, place)
     if number:
         name = signal.Signals(number).name
-        print(f"stopped by {name}: the same command again resumes what was stopped, and runs the rest")
+        print(f"stopped by {name}: give the same command again to finish the other runs")
         return 128 + number
     return int(any(row["status"] == "failed" for row in rows))

@@ -55,7 +55,7 @@ def execute(run: Run, read_signal: Callable[[], int], environment: Mapping[str, 
                 return {"status": "done before"}
             return _execute(run, read_signal, environment or {})
     except folder_lock.FolderTaken:
-        return {"status": "in use", "error": "another process makes this run: it is left alone"}
+        return {"status": "in use", "error": "another command is making this run: it is left alone"}
 
 
 def _execute(run: Run, read_signal: Callable[[], int], environment: Mapping[str, str]) -> Outcome:

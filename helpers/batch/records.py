@@ -77,7 +77,9 @@ def choose_folder(folder: Path, identity: Mapping) -> Path:
     digest = _digest([identity.get(name) for name in changed])
     other_folder = folder.with_name(f"{folder.name}-{digest[:8]}")
     changes = " and ".join(changed)
-    logger.info("%s: not the same %s as before, so it is made again in %s", folder.name, changes, other_folder.name)
+    logger.info(
+        "%s: %s changed since the earlier run: a new run is made in %s", folder.name, changes, other_folder.name
+    )
     return other_folder
 
 

@@ -103,7 +103,7 @@ def locate(data_source: str) -> Place:
     path = source_path("data_source", value)
     if path is None:
         if value == SAMPLE and Path(SAMPLE).exists():
-            print(f"data_source={value!r} is the sample; for what has this name here write './{SAMPLE}'")
+            print(f"data_source={value!r} is the sample; for a file or folder of this name write './{SAMPLE}'")
         return Place(value, value)
     name = path.resolve().name  # the same for a link
     if path.suffix.lower() == ".zip" and path.is_file():
@@ -153,7 +153,7 @@ def read_splits(
     print(listing)
     if "train" not in splits:
         raise ValueError(
-            f"{place.source}: no file of training rows can be read; name one train, as in train.csv.\n{listing}"
+            f"{place.source}: no training rows can be read; call their file train, as in train.csv.\n{listing}"
         )
     return splits
 
@@ -180,7 +180,7 @@ def uploaded(name: str) -> str:
     try:
         from google.colab import files
     except ImportError:
-        raise ValueError(f"{name}={UPLOAD!r} asks for a file in Colab's window; here give the file's path") from None
+        raise ValueError(f"{name}={UPLOAD!r} works in Colab only; here give the path of the file") from None
     chosen = [Path(name) for name in files.upload()]
     if len(chosen) != 1:
         raise ValueError(f"{name}={UPLOAD!r}: {len(chosen)} files were chosen; run the cell again and choose one")

@@ -28,18 +28,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m helpers.graphmer")
     commands = parser.add_subparsers(metavar="ask | impact | search | mcp", required=True)
-    ask = commands.add_parser("ask", help="what the sources prove about a function or class, without a model")
-    impact = commands.add_parser("impact", help="all that a change of a function or class reaches")
-    search = commands.add_parser("search", help="functions and classes that fit a question best")
-    server = commands.add_parser("mcp", help="answers a coding agent over the Model Context Protocol")
+    ask = commands.add_parser("ask", help="who uses a function or class, from the sources alone")
+    impact = commands.add_parser("impact", help="everything that a change of a function or class affects")
+    search = commands.add_parser("search", help="functions and classes that match a question best")
+    server = commands.add_parser("mcp", help="a server for coding agents (Model Context Protocol)")
     for command, action in ((ask, _ask), (impact, _ask), (search, _search), (server, _serve)):
         command.add_argument("repository", help="folder of Python and Java sources")
         command.set_defaults(action=action, relation="impact")
     for command, limit in ((ask, 20), (impact, 20), (search, 5)):
-        command.add_argument("--most", type=int, default=limit, help=f"answers of each status; default {limit}")
-        command.add_argument("--json", action="store_true", help="one JSON object in the place of a table")
+        command.add_argument(
+            "--most", type=int, default=limit, help=f"answers to show for each status; default {limit}"
+        )
+        command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     for command in (ask, impact):
-        command.add_argument("name", help="package.module.function, or the end of it where no other has the same")
+        command.add_argument("name", help="package.module.function, or a unique end of it")
     ask.add_argument("relation", nargs="?", default="called_by", help="called_by (the default), calls or impact")
     search.add_argument("question", help="what the function does, in words")
     search.add_argument(
@@ -120,7 +122,7 @@ def _serve(options: argparse.Namespace) -> None:
 
 def _show_unread(failed: Sequence[dict], limit: int) -> None:
     if failed:
-        _show(failed[:limit], f"{len(failed):,} files could not be read, and what is in them is not here")
+        _show(failed[:limit], f"{len(failed):,} files could not be read; the answers leave them out")
 
 
 def _show(rows: Sequence[dict], caption: str) -> None:

@@ -156,7 +156,9 @@ class Asked:
         if len(bases) == 1:
             return matches
         if matches:
-            raise ValueError(f"name={name!r}: {len(bases)} have this name: {_some(bases)}; give a longer one")
+            raise ValueError(
+                f"name={name!r}: {len(bases)} definitions have this name: {_some(bases)}; give a longer one"
+            )
         raise ValueError(
             f"name={name!r}: none of {len(base_of):,} definitions has this name; {_near(name, base_of.values())}"
         )

@@ -204,7 +204,7 @@ def read_configuration(source: str | Path) -> Configuration:
     if not path.is_file():
         raise FileNotFoundError(f"config={str(source)!r}: no such file; give one, or a profile: {', '.join(PROFILES)}")
     if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path}: {path.stat().st_size:,} bytes are no configuration; {MOST_BYTES:,} at most")
+        raise ValueError(f"{path}: {path.stat().st_size:,} bytes; a configuration has at most {MOST_BYTES:,}")
     return _validate(_parse(path.read_bytes(), str(path)) or {}, f"{path}: ")
 
 

@@ -179,7 +179,7 @@ def hold_out(rows: Dataset, *, dev: int, test: int, seed: int = 0) -> Pairs:
     enough = [name for name in places if len(places[name]) >= LEAST_HELD_OUT and name != own]
     if len(enough) <= dev + test:
         raise ValueError(
-            f"only {len(enough)} packages beside yours have {LEAST_HELD_OUT} pairs, and {dev + test} are held out: install some"
+            f"only {len(enough)} other packages have {LEAST_HELD_OUT} docstrings, and {dev + test} are needed to test: install more"
         )
     chosen = random.Random(seed).sample(enough, dev + test)
     held_out = [places.pop(name)[:MOST_HELD_OUT] for name in chosen]

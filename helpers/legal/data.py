@@ -203,7 +203,7 @@ def load_records(data_source: str, *, seed: int) -> Records:
     count = sum(map(len, splits.values()))
     if count < FEWEST:
         raise ValueError(
-            f"{place.source}: {count} different records can be used, and {FEWEST} are needed at least; a useful model takes hundreds"
+            f"{place.source}: {count} different records can be used, at least {FEWEST} are needed; a useful model needs hundreds"
         )
     absent = [name for name in splits if not splits[name]]
     if absent and splits["train"]:
@@ -260,7 +260,7 @@ def record_of(row: Row, unused: Counter) -> Record:
         if message["role"] != "tool" and not message["content"].strip() and len(message) == 2:
             raise Unusable("a message is empty")
     if messages[-1].get("weight") == 0:
-        raise Unusable("its last turn has the weight 0: nothing would be learned of what is scored")
+        raise Unusable("its last turn, which is scored, has the weight 0. Remove the weight, or the row")
     return record
 
 

@@ -285,14 +285,16 @@ def written_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[d
 
 
 def verdict(results: Mapping[str, Any]) -> list[str]:
-    """A sentence for the base model and for the best method that costs nothing: better, worse, or not told apart."""
+    """A sentence for the base model and for the best method that costs nothing: better, worse, or no significant difference."""
     free = [name for name in (NEAREST, COPY, FREQUENT, WORDS) if name in results["systems"]]
     best = max(free, key=lambda name: results["systems"][name]["value"])
     questions = f"{results['questions']} questions in {results['groups']} groups"
     lines = []
     for name in (best, BASE):
         difference = results["trained less"][name]
-        lines.append(f"The trained model is {difference['outcome']} beside {name}: {difference['shown']}, {questions}.")
+        lines.append(
+            f"The trained model compared with {name}: {difference['outcome']}, {difference['shown']}, {questions}."
+        )
     return lines
 
 

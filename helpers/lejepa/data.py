@@ -405,7 +405,7 @@ def _divide(content: _Content, draw: random.Random) -> tuple[dict[str, list[Ques
         if len(questions) >= WISHED:
             half = len(questions) // 2
         parts = {"past": [], "dev": questions[:half], "test": questions[half:]}
-        return parts, "by question: half choose, half test, none trains"
+        return parts, "by question: half for dev, half for the test, none for training"
     counts = Counter[str]()
     for question in questions:
         counts.update(question.answers)
@@ -413,11 +413,11 @@ def _divide(content: _Content, draw: random.Random) -> tuple[dict[str, list[Ques
     repeated = [question for question in questions if not question.answers & once]
     if content.kind != "headings" and 2 * len(repeated) > len(questions):
         parts = _divide_by_question(questions)
-        return parts, "by question: each answer has other questions that train"
+        return parts, "by question: each answer has other questions for training"
     parts = _divide_by_answer(questions, draw)
     if content.kind == "headings":
-        return parts | {"past": []}, "by document: nothing about the documents that choose or test is trained on"
-    return parts, "by answer: nothing about the answers that choose or test is trained on"
+        return parts | {"past": []}, "by document: documents of dev and test questions are not used for training"
+    return parts, "by answer: answers of dev and test questions are not used for training"
 
 
 def _share(items: list) -> dict[str, list]:

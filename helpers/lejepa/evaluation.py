@@ -134,7 +134,7 @@ def choose(dev: Mapping[str, Table], default: Mix, kind: str) -> Choice:
     dev: model -> `Judge.measure`; empty where no question can choose.
     """
     if not dev or len(dev[STOCK][MEANING]) < FEWEST:
-        reason = f"fewer than {FEWEST} questions to choose by, so the default"
+        reason = f"fewer than {FEWEST} dev questions, so the default"
         return Choice(STOCK, reason, dict.fromkeys((TRAINED, HEAD, STOCK), default))
     mixes = {name: _best(table, default) for name, table in dev.items()}
     values = {name: dev[name][mix] for name, mix in mixes.items()}

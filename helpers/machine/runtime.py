@@ -144,7 +144,7 @@ def choose_precision(
         chosen, why = "fp16", f"{name} has no native bf16; fp16 with loss scaling over fp32 weights"
     if precision == "auto":
         return chosen, why
-    return precision, f"asked for (precision={precision!r}); auto would be {chosen}: {why}"
+    return precision, f"set by you; 'auto' would be {chosen}: {why}"
 
 
 def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Runtime:
@@ -291,7 +291,7 @@ def _processes(num_processes: int) -> int:
         return ranks.count()
     if gpu_count and num_processes > gpu_count:
         raise ValueError(
-            f"num_processes={num_processes}: torch sees {gpu_count} GPU(s), and each needs its own; set it to 0"
+            f"num_processes={num_processes}: torch sees {gpu_count} GPU(s), one for a process; 0 takes them all"
         )
     return num_processes or max(1, gpu_count)
 

@@ -57,7 +57,7 @@ def available() -> tuple[bool, str]:
         if os.environ.get(flag, "0") not in ("", "0"):
             raise RuntimeError(
                 f"{flag}={os.environ[flag]} stores the weights themselves in bf16, where AdamW at small learning rates "
-                f"changes nothing. Unset {flag} and restart the kernel; bf16 compute is chosen by `precision`."
+                f"changes nothing. Unset {flag} and restart the kernel; for bf16 products set `precision`."
             )
     if os.environ.get("PJRT_DEVICE") == REHEARSAL and "CPU_NUM_DEVICES" in os.environ:
         return True, "PJRT_DEVICE=CPU, CPU_NUM_DEVICES: the TPU's XLA graphs, run on the CPU"

@@ -125,9 +125,9 @@ def _run_pip(specifiers: list[str], constraints: list[str]) -> None:
         tail = "\n".join(pip.stdout.splitlines()[-PIP_TAIL_LINES:])
         raise RuntimeError(
             f"pip could not install {', '.join(specifiers)} (exit code {pip.returncode}) "
-            f"beside {', '.join(constraints) or 'nothing held'}:\n{tail}\n"
+            f"with {', '.join(constraints) or 'nothing'} unchanged:\n{tail}\n"
             "No network, or no pip? On Kaggle switch Internet on (Settings); elsewhere install requirements-gpu.txt "
-            "(TPU: requirements-tpu.txt) beforehand. A conflict with a held version? Restart the runtime and run this "
+            "(TPU: requirements-tpu.txt) beforehand. A conflict of versions? Restart the runtime and run this "
             "cell first; if it stays, choose a newer runtime."
         )
 

@@ -96,7 +96,7 @@ def row(run: Forecast) -> dict[str, str]:
         "steps": f"{plan.max_steps:,}",
         "run": interval(run.seconds, tables.seconds),
         "cost": price(run),
-        "time rests on": run.step.basis if run.step else NOT_KNOWN,
+        "time based on": run.step.basis if run.step else NOT_KNOWN,
     }
 
 

@@ -340,10 +340,10 @@ class Forecast:
         """This run as a table of its own."""
         basis = self.seconds.basis if self.seconds else f"{NOT_KNOWN}; training prints the time that is left"
         time = interval(self.seconds, tables.seconds)
-        rows = [{"forecast": "time of this run", "interval": time, "rests on": basis}]
+        rows = [{"forecast": "time of this run", "interval": time, "based on": basis}]
         if self.memory:
             size = interval(self.memory, tables.size)
-            rows.append({"forecast": "memory at most", "interval": size, "rests on": self.memory.basis})
+            rows.append({"forecast": "memory at most", "interval": size, "based on": self.memory.basis})
         return rows
 
     def compared(self, measured: Mapping[str, Any]) -> list[dict[str, str | None]]:

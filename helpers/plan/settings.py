@@ -16,7 +16,7 @@ from helpers.show import tables
 from .forecast import COMPILATION, COMPILED_LAUNCHES, LAUNCH, UPDATE, Memory, memory, published
 from .workloads import Workload
 
-RECIPES, ASKED = "the recipe's", "asked for"
+RECIPES, ASKED = "from the recipe", "set by you"
 FITS = ("yes", "unknown")  # answers that let the micro-batch grow
 # `TrainingArguments.optim` and the reason, by the kind of device, or by the optimizer that a workload asks for.
 OPTIMIZER = {
@@ -150,7 +150,7 @@ def plan(
     steps, why_steps = max_steps, ASKED
     if not steps:
         steps = max(1, round(recipe.max_steps * recipe.batch_size / batch))
-        why_steps = "as many examples as the recipe's"
+        why_steps = "as many examples as in the recipe"
     if gradient_checkpointing is None:
         gradient_checkpointing = recipe.gradient_checkpointing
     recipe = replace(  # which refuses negative ones
@@ -228,11 +228,11 @@ def choose_compilation(recipe: Recipe, runtime: Runtime, launches: int) -> tuple
     if recipe.compiled:
         return True, ASKED
     if recipe.compiled is not None:
-        return False, "not made for it"
+        return False, "not for this model"
     if setting != "auto":
         return setting == "yes", f"{ASKED} (COMPILE_LAYERS)"
     if not runtime.has_tf32:
-        return False, f"{runtime.device_name} is no GPU from sm_80 on"
+        return False, f"{runtime.device_name} is not a GPU with sm_80 or newer"
     saved = recipe.max_steps * launches * (1 - COMPILED_LAUNCHES) * math.sqrt(math.prod(LAUNCH))
     _, longest = COMPILATION["cuda"]
     times = f"{recipe.max_steps} steps save about {tables.seconds(saved)} (an estimate), and compiling takes up to {tables.seconds(longest)}"
@@ -245,7 +245,7 @@ def _recipe_micro_batch(recipe: Recipe, share: int) -> tuple[int, str]:
     if not size:
         return 0, ""
     if size > share and recipe.clips_micro_batch:
-        return share, f"{RECIPES}, {size}, is more than the {share} of a device"
+        return share, f"the recipe has {size}, and a device {share}"
     if share % size:
         raise ValueError(
             f"micro_batch_size={size}: a device has {share} examples, which is no multiple of it; give a divisor of {share}"

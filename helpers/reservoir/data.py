@@ -86,7 +86,7 @@ def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
     if count < MIN_TEXTS:
         raise ValueError(
             f"{place.source}: {count} different texts ({notes}); at least {MIN_TEXTS} are needed, so add {MIN_TEXTS - count}: "
-            f"{LEAST_HELD_OUT} choose settings, {LEAST_HELD_OUT} measure, the others train. Texts are separated by "
+            f"{LEAST_HELD_OUT} for dev, {LEAST_HELD_OUT} for the test, the others for training. Texts are separated by "
             f"{', '.join(SEPARATORS)}"
         )
     share = max(int(HELD_OUT_SHARE * count), min(WANTED, count // 10))
@@ -134,7 +134,7 @@ def _read_folder(listing: Listing) -> tuple[list[str], str]:
     contents = []
     for file in list(listing.files):
         if file.suffix.lower() not in TEXT_SUFFIXES:
-            listing.skip(file, f"there are {' and '.join(TEXT_SUFFIXES)} beside it")
+            listing.skip(file, f"in this folder only {' and '.join(TEXT_SUFFIXES)} are read")
             continue
         try:
             content = read_text(file)

@@ -72,14 +72,13 @@ def compare(score: Score, other: Score) -> Interval:
 
 
 def describe(name: str, other_name: str, score: Score, other: Score) -> str:
-    """One row of the verdict: better, worse or not told apart, by how much, and over how many texts."""
+    """One row of the verdict: better, worse or no significant difference, by how much, and over how many texts."""
     share = compare(score, other)
     measured = f"{score.bits_per_byte:.3f} against {other.bits_per_byte:.3f} bits per byte, {_fewer(share.value)}"
     if share.items < FEWEST:
-        return f"{name} and {other_name}: {measured}. {share.items} test texts are too few to call one of them better."
-    verdicts = {"better": "is better than", "worse": "is worse than", "not told apart": "is not told apart from"}
+        return f"{name} and {other_name}: {measured}. {share.items} test texts are too few for a verdict."
     interval = f"95 %: {_fewer(share.low)} to {_fewer(share.high)}, over {share.items} test texts"
-    return f"{name} {verdicts[share.outcome]} {other_name}: {measured} ({interval})."
+    return f"{name} compared with {other_name}: {share.outcome}, {measured} ({interval})."
 
 
 def _fewer(share: float) -> str:

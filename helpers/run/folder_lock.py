@@ -104,7 +104,7 @@ def _wait_for_silence(path: Path, name: str, owner) -> None:
             time.sleep(LOOK_SECONDS)
         if _heartbeat(lock) not in (first, None):
             raise _refusal(path, name, owner)
-        tracking.say(f"{owner.hostname} is silent: this process goes on with its run")
+        tracking.say(f"{owner.hostname} gives no sign of life: this process takes over")
     lock.unlink(missing_ok=True)
 
 

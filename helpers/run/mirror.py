@@ -47,7 +47,7 @@ def place_of(keep_in: str, folder: Path) -> Path | None:
     inner, outer = place.resolve(), folder.resolve()
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
         raise ValueError(
-            f"keep_in={keep_in!r} and output_dir={str(folder)!r} are in one another: name a folder elsewhere"
+            f"keep_in={keep_in!r} and output_dir={str(folder)!r} lie in each other: name a folder elsewhere"
         )
     return place
 
@@ -69,7 +69,7 @@ def _mount_drive() -> Path:
     if not disk.is_mount(point):
         try:
             if any("papermill" in parent.cmdline() for parent in psutil.Process().parents()):
-                raise RuntimeError("papermill can show nobody the dialogue")
+                raise RuntimeError("papermill cannot show the dialogue")
             drive.mount(str(point))
         except Exception as error:  # the classes differ by version, and by what the person did
             raise ValueError(

@@ -27,9 +27,9 @@ class Interval:
 
     @property
     def outcome(self) -> str:
-        """Of a difference: "better" or "worse" where the interval has no 0 in it, else "not told apart"."""
+        """Of a difference: "better" or "worse" where the interval has no 0 in it, else "no significant difference"."""
         if self.low <= 0 <= self.high:
-            return "not told apart"
+            return "no significant difference"
         return "better" if self.low > 0 else "worse"
 
     def __str__(self) -> str:

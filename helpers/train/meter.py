@@ -145,16 +145,16 @@ class Meter:
     def rows(train: Mapping[str, Any], xla: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """The `train` and `xla` parts of results.json for `tables.show`."""
         shown = {
-            "loss, first and last": f"{tables.cell(train['loss_first'])}, {tables.cell(train['loss_last'])}",
-            "first step, from the setup on": tables.seconds(train.get("first_step_seconds")),
-            "time in all": tables.seconds(train["seconds"]),
-            "of it compiling": tables.seconds(train["compile_seconds"]),
-            "of it evaluating and saving": tables.seconds(train["evaluate_and_save_seconds"]),
-            "examples a second": train["examples_per_second"],
-            "tokens a second": train["tokens_per_second"],
+            "first and last loss": f"{tables.cell(train['loss_first'])}, {tables.cell(train['loss_last'])}",
+            "first step, counted from the setup cell": tables.seconds(train.get("first_step_seconds")),
+            "total time": tables.seconds(train["seconds"]),
+            "of this compiling": tables.seconds(train["compile_seconds"]),
+            "of this evaluating and saving": tables.seconds(train["evaluate_and_save_seconds"]),
+            "examples per second": train["examples_per_second"],
+            "tokens per second": train["tokens_per_second"],
             "padding": f"{train['padding']:.0%} of what is computed",
             "model FLOPs utilisation": train["mfu"] and f"{train['mfu']:.1%} of {train['mfu_peak']}",
-            "memory at most": tables.size(train["peak_memory_bytes"]),
+            "peak memory": tables.size(train["peak_memory_bytes"]),
         }
         for name, value in (xla or {}).items():
             shown[name.replace("_", " ")] = value

@@ -551,7 +551,7 @@ class TrainerMixin(TrainerCallback):
             raise RuntimeError(
                 f"out of memory with {args.per_device_train_batch_size} examples of {self.plan.sequence_length} tokens on "
                 f"{self.runtime.device_name}, and no smaller micro-batch keeps {self.plan.batch_size} examples a step. "
-                "Set gradient_checkpointing=True, a shorter sequence_length, or a smaller model or batch_size."
+                "Set a smaller batch_size, gradient_checkpointing=True (if there), shorter sequences, or a smaller model."
             ) from error
         micro, accumulation = smaller
         self._say(

@@ -374,7 +374,7 @@ class Utilisation(TrainerCallback):
         """What to change, by the mean over the logs."""
         shares = [share for _, share, _ in self.samples if share is not None]
         if not shares:
-            return "This device does not tell its utilisation."
+            return "This device does not report its utilisation."
         mean = round(statistics.fmean(shares), 2)
         if mean >= BUSY:
             return f"Utilisation was {mean:.0%}: the device was busy."

@@ -292,9 +292,7 @@ def values(**changes) -> dict:
 
 def test_the_check_of_the_parameters_asks_for_nothing_and_outside_of_colab_a_path_is_wanted():
     assert parameters.check(parameters.Parameters, values(data_source="upload")).data_source == "upload"
-    with pytest.raises(
-        ValueError, match="data_source='upload' asks for a file in Colab's window; here give the file's path"
-    ):
+    with pytest.raises(ValueError, match="data_source='upload' works in Colab only; here give the path of the file"):
         locate("upload")
 
 

@@ -242,7 +242,11 @@ def test_jedi_infers_what_the_sources_leave_open(tmp_path):
         ("goods.fnid", "called_by", "name='goods.fnid': none of .* did you mean shop.goods.find"),
         ("Thing.pirce", "called_by", "did you mean shop.goods.Thing.price\\?"),
         ("zzz", "called_by", "give the qualified name"),
-        ("price", "called_by", "2 have this name: shop.goods.Gift.price, shop.goods.Thing.price; give a longer one"),
+        (
+            "price",
+            "called_by",
+            "2 definitions have this name: shop.goods.Gift.price, shop.goods.Thing.price; give a longer one",
+        ),
         ("goods.find", "cals", "relation='cals': must be called_by, calls or impact"),
     ],
 )

@@ -117,7 +117,7 @@ def test_packages_that_choose_and_that_test_are_in_no_training_pair_and_the_firs
     packages = [set(part["package"]) for part in parts]
     assert not packages[0] & packages[1] and not packages[0] & packages[2] and not packages[1] & packages[2]
     assert {"mine", "d"} <= packages[0] and all(len(part) in (45, 60, 100) for part in parts[1:])
-    with pytest.raises(ValueError, match="only 3 packages beside yours have 40 pairs, and 3 are held out"):
+    with pytest.raises(ValueError, match="only 3 other packages have 40 docstrings, and 3 are needed to test"):
         hold_out(rows, dev=1, test=2)
 
 

@@ -92,14 +92,14 @@ REFUSED = {
         [{"messages": [USER, {"role": "assistant", "content": " "}, USER, ASSISTANT]}],
         "a message is empty",
     ),
-    "a last turn of weight 0": ([{"messages": [USER, ASSISTANT | {"weight": 0}]}], "nothing would be learned"),
+    "a last turn of weight 0": ([{"messages": [USER, ASSISTANT | {"weight": 0}]}], "has the weight 0"),
     "a history of texts": (
         [{"instruction": "Why?", "output": "So.", "history": ["Before?"]}],
         "column `history` holds earlier turns",
     ),
     "three records": (
         [{"question": question, "answer": "b"} for question in ("a", "a", "b", "c")],
-        "3 different records can be used, and 10 are needed at least",
+        "3 different records can be used, at least 10 are needed",
     ),
 }
 

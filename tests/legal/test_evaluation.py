@@ -64,15 +64,17 @@ def test_intervals_are_over_documents_and_differences_on_the_same_draws():
     assert few["systems"][BASE]["low"] is None and "too few" in verdict(few)[0]
 
 
-@pytest.mark.parametrize(("trained", "said"), [("gold", "better"), ("wrong", "worse"), ("same", "not told apart")])
+@pytest.mark.parametrize(
+    ("trained", "said"), [("gold", "better"), ("wrong", "worse"), ("same", "no significant difference")]
+)
 def test_the_verdict_says_better_worse_or_not_told_apart(trained, said):
     gold, words = drawn(0), drawn(1)
     answers = {"gold": gold, "wrong": ["maybe"] * 60, "same": words}[trained]
     systems = {WORDS: [words], NEAREST: [["maybe"] * 60], BASE: [gold], TRAINED: [answers]}
     found = scores(systems, asked(gold))
     line, beside_base = verdict(found)
-    assert line.startswith(f"The trained model is {said} beside words") and "60 questions in 60 groups" in line
-    assert ("not told apart beside base model" in beside_base) == (trained == "gold")
+    assert line.startswith(f"The trained model compared with {WORDS}: {said}, ") and "60 questions in 60 groups" in line
+    assert ("compared with base model: no significant difference" in beside_base) == (trained == "gold")
     assert [row["answers"] for row in table(found)] == list(systems)
 
 

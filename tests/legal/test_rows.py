@@ -241,7 +241,10 @@ def test_a_record_that_is_too_long_or_spells_a_special_token_is_set_aside_and_no
     rows, kept, length = encode(given, template, max_length=64)
     assert length == 128 and len(rows["train"]) == 2
     assert kept.splits["train"] == (short, redlined)
-    assert [each["reason"] for each in kept.set_aside] == ["spells out <|im_end|>", "longer than 128 tokens"]
+    assert [each["reason"] for each in kept.set_aside] == [
+        "contains the special token <|im_end|> as text",
+        "longer than 128 tokens",
+    ]
 
 
 def test_lengths_follow_the_longest_training_record_and_what_the_model_reads():

@@ -49,13 +49,13 @@ def test_layers_are_compiled_where_the_run_is_long_enough_and_the_card_new_enoug
     old, reason = chosen("T4", 10**6)
     assert not old and "sm_80" in reason
     assert not chosen("CPU", 10**6)[0] and not chosen("v5e-8", 10**6, compiled=True)[0]
-    assert chosen("T4", 1, compiled=True) == (True, "asked for") and not chosen("H100", 10**6, compiled=False)[0]
+    assert chosen("T4", 1, compiled=True) == (True, "set by you") and not chosen("H100", 10**6, compiled=False)[0]
 
 
 def test_the_environment_decides_where_the_recipe_leaves_it_open(monkeypatch):
     for wanted, compiled in (("yes", True), ("no", False)):
         monkeypatch.setenv("COMPILE_LAYERS", wanted)
-        assert chosen("T4", 1) == chosen("H100", 10**6) == (compiled, "asked for (COMPILE_LAYERS)")
+        assert chosen("T4", 1) == chosen("H100", 10**6) == (compiled, "set by you (COMPILE_LAYERS)")
         assert not chosen("v5e-8", 1)[0] and not chosen("H100", 10**6, compiled=False)[0]
     monkeypatch.setenv("COMPILE_LAYERS", "maybe")
     with pytest.raises(ValueError, match=r"COMPILE_LAYERS='maybe'.*give 'auto'"):

@@ -31,7 +31,7 @@ def assert_whole_run(executed, results, kind: str) -> None:
     train = results["train"]
     assert train["steps"] == TINY["max_steps"]
     assert math.isfinite(train["loss_last"]) and train["first_step_seconds"] > 0
-    assert "first step, from the setup on" in text_of(executed)
+    assert "first step, counted from the setup cell" in text_of(executed)
     rows = results["eval"]["baselines"]
     assert {"counting", "reservoir"} <= set(rows) <= {"counting", "reservoir", "GRU"}
     assert rows["reservoir"] <= rows["counting"] + 0.01 and results["eval"]["verdict"]

@@ -90,7 +90,7 @@ def test_a_recipe_that_says_the_micro_batch_gets_it_whether_it_fits_or_not():
             plan(replace(RECIPE, micro_batch_size=wanted), SMALL, machine(), batch_size=8)
     default = plan(replace(RECIPE, micro_batch_size=16, clips_micro_batch=True), SMALL, machine(), batch_size=8)
     assert default.per_device_batch_size == 8
-    assert default.reasons["per_device_batch_size"] == "the recipe's, 16, is more than the 8 of a device"
+    assert default.reasons["per_device_batch_size"] == "the recipe has 16, and a device 8"
 
 
 def test_unknown_memory_takes_the_whole_batch_and_says_so():
@@ -157,7 +157,7 @@ def test_a_tpu_takes_the_recipes_factors():
 def test_what_is_asked_for_is_not_multiplied_on_a_tpu():
     chosen = plan(RECIPE, SMALL, machine("xla", devices=8), batch_size=16, learning_rate=3e-4)
     assert (chosen.batch_size, chosen.learning_rate) == (16, 3e-4)
-    assert chosen.reasons["batch_size"] == chosen.reasons["learning_rate"] == "asked for"
+    assert chosen.reasons["batch_size"] == chosen.reasons["learning_rate"] == "set by you"
 
 
 def test_no_loader_process_feeds_a_tpu_however_costly_an_example_is():

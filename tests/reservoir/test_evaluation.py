@@ -35,9 +35,9 @@ def test_a_difference_that_every_text_shows_is_told_and_one_that_changes_sign_is
     theirs = Score(nats, bytes_S)
     share = compare(better, theirs)
     assert (share.value, share.low, share.high) == pytest.approx((0.1, 0.1, 0.1))
-    assert "is better than" in describe("A", "B", better, theirs)
-    assert "is worse than" in describe("A", "B", theirs, better)
-    assert "is not told apart from" in describe("A", "B", noise, theirs)
+    assert "A compared with B: better, " in describe("A", "B", better, theirs)
+    assert "A compared with B: worse, " in describe("A", "B", theirs, better)
+    assert "A compared with B: no significant difference, " in describe("A", "B", noise, theirs)
     assert ", 10.0% fewer (95 %: 10.0% fewer to 10.0% fewer, over 80 test texts)" in describe("A", "B", better, theirs)
     assert ", 11.1% more (" in describe("A", "B", theirs, better)
 
@@ -46,14 +46,14 @@ def test_the_verdict_says_where_counting_is_as_good():
     nats, bytes_S = np.linspace(50, 100, 80), np.full(80, 60)
     counting, worse, better = (Score(factor * nats, bytes_S) for factor in (1, 2, 0.9))
     good = verdict({"counting": counting, "reservoir": better, "GRU": worse}, "reservoir")
-    assert [row.split(":")[0] for row in good] == [
-        "The reservoir is better than counting",
-        "The reservoir is better than the GRU",
+    assert [row.split(",")[0] for row in good] == [
+        "The reservoir compared with counting: better",
+        "The reservoir compared with the GRU: better",
     ]
     few = {
         name: Score(score.nats_S[:10], score.bytes_S[:10]) for name, score in (("counting", counting), ("GRU", better))
     }
-    assert verdict(few, "GRU")[0].endswith("10 test texts are too few to call one of them better.")
+    assert verdict(few, "GRU")[0].endswith("10 test texts are too few for a verdict.")
     assert len(verdict(few, "GRU")) == 1
     same = verdict({"counting": counting, "reservoir": counting}, "reservoir")
     assert len(same) == 2 and "Counting alone is as good on this text" in same[-1]

@@ -99,7 +99,7 @@ def test_what_another_run_or_person_has_at_the_second_place_is_refused_and_left_
     (tmp_path / "mine/run/letters.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"keep_in=.*holds files that are no run of this suite"):
         claim(tmp_path / "two", tmp_path / "mine")
-    with pytest.raises(ValueError, match="in one another"):
+    with pytest.raises(ValueError, match="lie in each other"):
         claim(tmp_path, tmp_path / "run")
     with pytest.raises(
         ValueError, match=r"keep_in='drive' is Google Drive in Colab, and this is not Colab: name a folder"

@@ -395,4 +395,4 @@ def test_below_seventy_percent_the_line_says_what_to_change(busy, says):
     watch.samples = [(1, busy, None), (2, busy, None)]
     assert says in watch.advice()
     watch.samples = [(1, None, None)]
-    assert watch.advice() == "This device does not tell its utilisation."
+    assert watch.advice() == "This device does not report its utilisation."
