@@ -1,10 +1,10 @@
 """Notebook parameters, each declared once: the cell, its form, the docs and the checks come from the declaration.
 
-    class ReservoirParameters(Parameters):
-        sequence_length: int = parameter(128, "Tokens of a block.", group="Model", low=8, high=4096)
+    class LegalParameters(Parameters):
+        lora_rank: int = parameter(16, "Rank of the adapters.", group="Training", low=1, high=4096)
 
 `notebooks/build.py` writes the parameters cell from such a class; the cell after it turns the values into one frozen
-object: `params = parameters.check(ReservoirParameters, globals())`. It finds every mistake before anything is downloaded.
+object: `params = parameters.check(LegalParameters, globals())`. It finds every mistake before anything is downloaded.
 papermill only warns about an unknown name, makes `-p resume false` the string "false" (which is true), and
 `-y "learning_rate: 1e-3"` the string "1e-3".
 """

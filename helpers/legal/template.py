@@ -111,7 +111,7 @@ class ChatTemplate:
                 )
         for token in self.special:
             if any(token in str(message) for message in record.messages):
-                raise Unusable(f"contains the special token {token} as text")
+                raise Unusable(f"contains the special token {token}")
 
     def _placed(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message with its reasoning and its name where the template writes them."""

@@ -245,7 +245,7 @@ def test_jedi_infers_what_the_sources_leave_open(tmp_path):
         (
             "price",
             "called_by",
-            "2 definitions have this name: shop.goods.Gift.price, shop.goods.Thing.price; give a longer one",
+            "2 definitions have this name: shop.goods.Gift.price, shop.goods.Thing.price",
         ),
         ("goods.find", "cals", "relation='cals': must be called_by, calls or impact"),
     ],

@@ -242,7 +242,7 @@ def test_a_record_that_is_too_long_or_spells_a_special_token_is_set_aside_and_no
     assert length == 128 and len(rows["train"]) == 2
     assert kept.splits["train"] == (short, redlined)
     assert [each["reason"] for each in kept.set_aside] == [
-        "contains the special token <|im_end|> as text",
+        "contains the special token <|im_end|>",
         "longer than 128 tokens",
     ]
 
