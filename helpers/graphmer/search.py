@@ -99,7 +99,7 @@ def fuse(lexical_N: np.ndarray, cosine_N: np.ndarray) -> np.ndarray:
 
 
 def search(
-    repository: str | Path,
+    repository: str | Path | Repository,
     question: str,
     *,
     model: str | Path | None = None,
@@ -113,11 +113,14 @@ def search(
 
     Raises what `load_graph` does, FileNotFoundError (no model in the folder), ValueError (a repository without definitions).
     """
-    graph = Repository(repository).graph()
+    if not isinstance(repository, Repository):
+        repository = Repository(repository)
+    repository.refresh()
+    graph = repository.graph()
     definitions = find_definitions(graph, tests)
     if not definitions:
-        raise ValueError(f"repository={str(repository)!r}: defines no function and no class outside of its tests")
-    documents = Documents(graph, repository)
+        raise ValueError(f"{repository.folder}: defines no function and no class outside of its tests")
+    documents = Documents(graph, repository.data_source)
     texts = [documents.text(definition.id) for definition in definitions]
     names = [definition.id for definition in definitions]
     lexical = CodeSearch(names, texts)
