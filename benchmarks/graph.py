@@ -461,7 +461,6 @@ def by_rules(packages: Packages) -> dict[str, dict[str, Counter]]:
         "all rules": (ask, "KNOWN", ask.KNOWN),
         "without annotations": (names, "_declared", lambda *_: resolution.OPEN),
         "without copies, partials and static methods": (resolution, "_GIVING_ARGUMENT", {}),
-        "without leaving out what another target stands for": (names, "_uncovered", lambda _, values: values),
         "without inferring the only definition of a name": (ask, "code_words", lambda _: ()),
         "not kept: names of one word are inferred, too": (ask, "code_words", lambda name: (name, name)),
         "not kept: stores to unknown objects replace nothing": (names, "_stored_anywhere", lambda *_: []),

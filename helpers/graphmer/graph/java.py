@@ -282,7 +282,7 @@ def _children(node, *kinds: str) -> list:
 class JavaResolver(Resolver):
     """Types by the rules of the language (JLS 6), methods by name and number of arguments."""
 
-    no_base, beyond, bases_are_ordered = (), (), False
+    no_base, beyond = (), ()
 
     def __init__(self, modules: list[Module]):
         self.label = modules[0].label if modules else ""

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import re
-import tempfile
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -228,22 +226,3 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         gc.enable()
-
-
-# ---- kept between two questions: one file a repository, whole or absent
-
-
-def cache_folder() -> Path:
-    """The user's folder for what is kept: that of XDG_CACHE_HOME, or below the home."""
-    with contextlib.suppress(RuntimeError):  # there is no home
-        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "graphmer").expanduser()
-    return Path(tempfile.gettempdir(), "graphmer")
-
-
-def keep(file: Path, content: bytes) -> None:
-    """Writes a file of which no reader finds half; where nothing can be written, nothing is kept."""
-    unfinished = file.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # a full disk, a home that is read-only
-        file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(content)
-        unfinished.replace(file)

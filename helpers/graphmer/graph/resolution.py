@@ -6,6 +6,7 @@ beside it. Annotations are believed.
 """
 
 import builtins
+import contextlib
 import re
 import sys
 from collections import defaultdict
@@ -134,7 +135,8 @@ class Resolver:
         self.active: dict[tuple, tuple[int, Targets | None]] = {}  # depth, and what is assumed
         self.lowest = sys.maxsize  # of the depths that the present look-up depends on
         self.steps = 0
-        self.orders: dict[str, list[str]] = {"?": ["?"]}
+        self.orders: dict[str, list[str]] = {}
+        self.kinds: dict[str, type] = {"?": type("?", (), {})}
         self.passing: dict[str, int] = {}
         self._below: dict[str, list[str]] | None = None
         self._subclasses: dict[str, list[str]] = {}
@@ -232,9 +234,7 @@ class Resolver:
         if last == "^":
             instances = self.value(scope, chain[:-1])
             return instances.map(lambda instance: only(instance._replace(is_instance=False)))
-        if chain.endswith("()~"):
-            return self.value(scope, chain[:-3]).map(lambda called: self._returned(called, is_awaited=True))
-        if last == "~" or chain[0] == "?":
+        if chain[0] == "?":
             return OPEN
         if ":" in chain:
             origin, _, name = chain.partition(":")
@@ -264,23 +264,9 @@ class Resolver:
     def mentioned(self, scope: Scope, chain: str) -> Targets:
         """The definitions that a chain may name: of a property itself, not what it returns."""
         before, dot, name = chain.rpartition(".")
-        if not dot or chain[-1] in ")!~" or chain[0] == "?" or ":" in chain or _SUPER.fullmatch(before):
-            targets = self.value(scope, chain)
-        else:
-            targets = self.value(scope, before).map(lambda owner: self.attribute(owner, name))
-        return targets._replace(values=self._uncovered(targets.values))
-
-    def _uncovered(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
-        """Without methods that override another of the values, which stands for them, too; a static one does not."""
-        covered: set[str] = set()
-        for value in values:
-            if not value.exact and not self._is_static(value.entity):
-                covered.update(self.overriders(value.entity))
-        return tuple(value for value in values if value.entity not in covered)
-
-    def _is_static(self, method: str) -> bool:
-        owner = self.classes.get(method.rpartition(".")[0])
-        return owner is not None and Expression("staticmethod", owner) in self._decorators(method)
+        if not dot or chain[-1] in ")!" or chain[0] == "?" or ":" in chain or _SUPER.fullmatch(before):
+            return self.value(scope, chain)
+        return self.value(scope, before).map(lambda owner: self.attribute(owner, name))
 
     def _name(self, scope: Scope, name: str) -> Targets:
         if name[0] == "<":
@@ -442,7 +428,7 @@ class Resolver:
         if self.type_of(entity) in CLASSES:
             instance = Value(entity, True, called.exact)
             return Targets((instance,), self.makes_instances(entity))
-        return self._returned(called, is_awaited=False)
+        return self._returned(called)
 
     def _result_of_function(self, called: Value) -> Targets:
         if called.is_instance:
@@ -458,16 +444,14 @@ class Resolver:
             return only(value)
         return methods.map(self._result)
 
-    def _returned(self, called: Value, is_awaited: bool) -> Targets:
-        if called.is_instance:
-            return OPEN
+    def _returned(self, called: Value) -> Targets:
         functions = [called.entity]
         if not called.exact:
             functions += self.overriders(called.entity)
         parts = []
         for function in functions:
             module = self.module_of.get(function)
-            if module is None or self.passes(function) < 2 or is_awaited != (function in module.asynchronous):
+            if module is None or self.passes(function) < 2 or function in module.asynchronous:
                 return OPEN
             targets = self._meanings(module.results.get(function, ()))
             if not targets.values:  # no annotation says what it is
@@ -591,33 +575,33 @@ class Resolver:
     # ---- classes
 
     def order(self, entity: str) -> list[str]:
-        """Method resolution order (C3); what is not in the sources ends in a name that nothing knows."""
+        """Method resolution order; what is not in the sources ends in a name that nothing knows."""
         if entity not in self.orders:
-            self.orders[entity] = [entity, "?"]  # for a class that inherits from itself
-            self.orders[entity] = self._order(entity)
+            self.orders[entity] = [kind.__name__ for kind in self._kind(entity).__mro__[:-1]]
         return self.orders[entity]
 
-    def _order(self, entity: str) -> list[str]:
+    def _kind(self, entity: str) -> type:
+        """An empty class with the bases of this one: Python itself puts them into an order."""
+        if entity not in self.kinds:
+            self.kinds[entity] = type(entity, (self.kinds["?"],), {})  # of a class that inherits from itself
+            bases = [self._kind(base) for base in self._direct_bases(entity)]
+            with contextlib.suppress(TypeError):  # there is no such order
+                self.kinds[entity] = type(entity, tuple(bases), {})
+        return self.kinds[entity]
+
+    def _direct_bases(self, entity: str) -> Iterable[str]:
         builtin = _builtin_class(entity)
         if builtin:
-            return [f"builtins.{kind.__name__}" for kind in builtin.__mro__]
+            return [f"builtins.{base.__name__}" for base in builtin.__bases__ if base is not builtin]
         if entity not in self.classes:
-            above = self.no_base if entity in _PLAIN_BASES else self.beyond
-            return [entity, *above]
-        bases = []
+            return self.no_base if entity in _PLAIN_BASES else self.beyond
+        bases: dict[str, None] = {}
         for classes in self._bases(entity):
-            if len(classes) > 1:
-                classes = ["?"]
-            bases += classes
-        bases = bases or [*self.no_base]
-        rows = [self.order(base) for base in bases]
-        if self.bases_are_ordered:
-            rows.append(bases)
-        return [entity, *linear(rows)]
+            bases[classes[0] if len(classes) == 1 else "?"] = None
+        return bases or self.no_base
 
     no_base: tuple[str, ...] = ("builtins.object",)  # of a class that names none
     beyond: tuple[str, ...] = ("?",)  # above a class outside of the sources
-    bases_are_ordered = True
 
     def _bases(self, entity: str) -> Iterator[list[str]]:
         """Of each base the classes that it may be; a second "?" where these are not all."""
@@ -746,22 +730,17 @@ class Resolver:
         return targets
 
     def _inherited(self, scope: Scope, after: str, name: str) -> Targets:
-        """`super().name` or `super(after, self).name`, in whichever class the scope is in: the next of the instance's class."""
+        """`super().name` or `super(C, self).name` in C, in whichever class the scope is in: the next of the instance's class."""
         within: Scope | None = scope
         while within is not None and within.kind != "class" and not within.hidden:
             within = within.parent
-        if within is None or within.hidden:
-            return OPEN
-        start: Value | None = Value(within.owner)
-        if after:
-            start = self.value(scope, after).one
-        if start is None or start.entity not in self.order(within.owner):
+        if within is None or within.hidden or after not in ("", last_name(within.owner)):
             return OPEN
         rests = []
         for entity in (within.owner, *self.subclasses(within.owner)):
             order = self.order(entity)
-            if start.entity in order:
-                rests.append(order[order.index(start.entity) + 1 :])
+            if within.owner in order:
+                rests.append(order[order.index(within.owner) + 1 :])
         return self._in_orders(rests, name, is_instance=False).map(self._read)
 
     # ---- where a name is defined, whatever it stands for
@@ -827,22 +806,6 @@ class Resolver:
         if entity is None:
             return UNKNOWN
         return entity.type
-
-
-def linear(rows: list[list[str]]) -> list[str]:
-    """The C3 order of classes that all rows agree with (www.python.org/download/releases/2.3/mro); ["?"] where there is none."""
-    order: list[str] = []
-    while any(rows):
-        rows = [row.copy() for row in rows if row]
-        later = set().union(*(row[1:] for row in rows))
-        heads = [row[0] for row in rows if row[0] not in later]
-        if not heads:
-            return ["?"]
-        order.append(heads[0])
-        for row in rows:
-            if row[0] == heads[0]:
-                row.pop(0)
-    return order
 
 
 def _builtin_class(entity: str) -> type | None:

@@ -2,7 +2,7 @@
 
 An expression is kept as a *chain*, the text of what it mentions, with what only running would tell left out: `os.path.join`,
 `f().x` and `<str>.join` (of a literal) can be looked up; `?.x`, an attribute of anything else, cannot. `C!` is an instance of C
-or of a class below it, `f()~` what an awaited call gives, `module:name` what `from module import name` binds, and `module:` what `import module` does. In Java a method is
+or of a class below it, `module:name` what `from module import name` binds, and `module:` what `import module` does. In Java a method is
 named with the number of its arguments: `list.add/1`.
 """
 
