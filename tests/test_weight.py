@@ -27,7 +27,7 @@ CEILINGS = {
     "lejepa": 8110,  # 6,200
     "legal": 8580,  # 7,400
     "tuning": 6330,  # 4,200
-    "graphmer": 26896,  # 19,500
+    "graphmer": 27620,  # 19,500
     "helpers": 86640,  # 62,700
     "notebooks": 9000,
     "tests": 81800,  # 80,000

@@ -64,9 +64,7 @@ def _ask(options: argparse.Namespace) -> None:
 
 
 def _search(options: argparse.Namespace) -> None:
-    from .graph.repository import Repository
-
-    report = _hits(Repository(options.repository), options.question, options.most, options.model)
+    report = _hits(options.repository, options.question, options.most, options.model)
     if options.json:
         print(json.dumps(report))
         return
@@ -74,11 +72,12 @@ def _search(options: argparse.Namespace) -> None:
     _show_unread(report["unread"], options.most)
 
 
-def _hits(repository: Any, question: str, limit: int, model: str | None = None) -> dict[str, Any]:
+def _hits(repository: str, question: str, limit: int, model: str | None = None) -> dict[str, Any]:
+    from .graph.repository import Repository
     from .search import search
 
     hits = search(repository, question, model=model, most=limit)
-    return {"hits": [hit._asdict() for hit in hits], "unread": repository.failed}
+    return {"hits": [hit._asdict() for hit in hits], "unread": Repository(repository).failed}
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -116,7 +115,7 @@ def _serve(options: argparse.Namespace) -> None:
     @server.tool()
     def search(question: str, most: int = 5) -> dict[str, Any]:
         """Functions and classes of the repository that fit a question in words best (BM25 over names and sources)."""
-        return _hits(asked.repository, question, most)
+        return _hits(options.repository, question, most)
 
     server.run()
 

@@ -7,6 +7,7 @@ What only running would tell is never called known. No model guesses here: in no
 """
 
 import contextlib
+import difflib
 import itertools
 import re
 import time
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from helpers.data.words import code_words
-from helpers.parameters import did_you_mean
 
 from .graph.knowledge_graph import Entity, last_name, unresolved
 from .graph.repository import Repository
@@ -159,8 +159,9 @@ class Asked:
             raise ValueError(
                 f"name={name!r}: {len(bases)} definitions have this name: {_some(bases)}; give a longer one"
             )
-        near = did_you_mean(name, base_of.values()) or "give the qualified name of a function or class"
-        raise ValueError(f"name={name!r}: none of {len(base_of):,} definitions has this name; {near}")
+        raise ValueError(
+            f"name={name!r}: none of {len(base_of):,} definitions has this name; {_near(name, base_of.values())}"
+        )
 
     # ---- who uses it
 
@@ -437,6 +438,18 @@ def _more(mentioned: str, line: int) -> str:
     if len(lines) > 3:
         return f"{mentioned}, ..."
     return f"{mentioned}, {line}"
+
+
+def _near(name: str, bases: Iterable[str]) -> str:
+    length = name.count(".") + 1
+    base_of_end = {}
+    for base in bases:
+        end = base.split(".")[-length:]
+        base_of_end[".".join(end)] = base
+    ends = difflib.get_close_matches(name, base_of_end, n=5, cutoff=0.7)
+    if not ends:
+        return "give the qualified name of a function or class"
+    return f"did you mean {_some([base_of_end[end] for end in ends])}?"
 
 
 def _without_parameters(name: str) -> str:

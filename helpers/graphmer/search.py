@@ -9,6 +9,7 @@ given. The encoder is any SentenceTransformer; `search_training.py` tunes one on
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from helpers.data.bm25 import Bm25
 from helpers.data.words import code_words
 
 from .graph.knowledge_graph import DEFINED, Entity, KnowledgeGraph
-from .graph.repository import Repository
+from .graph.repository import Repository, cache_folder, keep
 from .graph.sources import TEST_FOLDERS
 from .text import Documents
 
@@ -98,7 +99,7 @@ def fuse(lexical_N: np.ndarray, cosine_N: np.ndarray) -> np.ndarray:
 
 
 def search(
-    repository: str | Path | Repository,
+    repository: str | Path,
     question: str,
     *,
     model: str | Path | None = None,
@@ -112,14 +113,11 @@ def search(
 
     Raises what `load_graph` does, FileNotFoundError (no model in the folder), ValueError (a repository without definitions).
     """
-    if not isinstance(repository, Repository):
-        repository = Repository(repository)
-    repository.refresh()
-    graph = repository.graph()
+    graph = Repository(repository).graph()
     definitions = find_definitions(graph, tests)
     if not definitions:
-        raise ValueError(f"{repository.folder}: defines no function and no class outside of its tests")
-    documents = Documents(graph, repository.data_source)
+        raise ValueError(f"repository={str(repository)!r}: defines no function and no class outside of its tests")
+    documents = Documents(graph, repository)
     texts = [documents.text(definition.id) for definition in definitions]
     names = [definition.id for definition in definitions]
     lexical = CodeSearch(names, texts)
@@ -127,7 +125,7 @@ def search(
     if model is not None:
         encoder = _load(model)
         [question_D] = embed(encoder, [question])
-        scores_N = fuse(scores_N, embed(encoder, texts) @ question_D)
+        scores_N = fuse(scores_N, _keep_vectors(encoder, texts) @ question_D)
         matches_N[:] = bool(words(question))
     hits = []
     order_N = np.argsort(np.where(matches_N, -scores_N, np.inf), kind="stable")
@@ -163,3 +161,16 @@ def _load(folder: str | Path) -> SentenceTransformer:
     if not (path / "modules.json").is_file():
         raise FileNotFoundError(f"model={str(folder)!r}: no saved SentenceTransformer; give `search_model` of a run")
     return SentenceTransformer(str(path), device="cpu", local_files_only=True)
+
+
+def _keep_vectors(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray:
+    """Vectors of these texts by this model, kept beside the graphs: a second question costs no encoding."""
+    digest = hashlib.sha256("\0".join(texts).encode())
+    for name, weight in model.state_dict().items():
+        digest.update(name.encode() + weight.detach().cpu().numpy().tobytes())
+    file = cache_folder() / f"{digest.hexdigest()[:32]}.vectors"
+    if file.is_file():
+        return np.frombuffer(file.read_bytes(), np.float32).reshape(len(texts), -1)
+    vectors_ND = embed(model, texts)
+    keep(file, vectors_ND.tobytes())
+    return vectors_ND

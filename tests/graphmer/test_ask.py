@@ -1,4 +1,4 @@
-"""What is answered of a repository without a model."""
+"""What is answered of a repository without a model: and kept between two questions."""
 
 import asyncio
 import json
@@ -65,8 +65,14 @@ def shop(tmp_path_factory) -> Path:
     return write(tmp_path_factory.mktemp("shop"), SHOP)
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/graphmer"
+
+
 @pytest.fixture
-def asked(shop):
+def asked(shop, cache):
     return Asked(shop).answers
 
 
@@ -287,24 +293,40 @@ def test_in_java_arguments_and_receivers_decide_who_can_be_a_caller(tmp_path):
     assert [answer[:2] for answer in answers("Others.isEmpty", "called_by")] == [("x.User.f(List,Unknown)", "known")]
 
 
-# ---- between two questions
+# ---- kept between two questions
 
 
-def test_between_two_questions_only_what_has_changed_is_read(tmp_path):
+def test_what_was_read_is_kept_until_a_file_changes(tmp_path):
     folder = write(tmp_path / "code", SHOP)
     first = Repository(folder).graph()
+    assert Repository(folder).graph() == first
     assert first.entities.items() <= load_graph(folder).entities.items()
-    asked = Asked(folder)
-    before = {id(module) for _, module in asked.repository.modules.values()}
+    kept = Asked(folder)
+    before = {*kept.repository._kept}
     (folder / "shop/new.py").write_text("from shop.goods import find\n\nfind('x')\n")
     [one] = [
         answer
-        for answer in asked.answers("goods.find", "called_by")
+        for answer in kept.answers("goods.find", "called_by")
         if answer.name == "shop.new" and answer.kind == "called"
     ]
     assert one.status == "known"
-    after = {id(module) for _, module in asked.repository.modules.values()}
-    assert before < after and len(after - before) == 1  # the others were not read again
+    assert len({*kept.repository._kept} - before) == 1  # the others were not read again
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "\0"])
+def test_a_damaged_cache_is_made_again(shop, cache, damage):
+    definitions = Repository(shop).graph()
+    [file] = cache.iterdir()
+    written = file.read_text()
+    for content in (damage, written[:-300], written.replace("shop", "shap", 1)):
+        file.write_text(content)
+        assert Repository(shop).graph() == definitions
+        assert file.read_text() == written
+
+
+def test_where_nothing_can_be_written_the_answer_is_the_same(shop, tmp_path):
+    (tmp_path / "cache").touch()
+    assert Asked(shop).answers("goods.find", "called_by")
 
 
 COMMANDS = [("ask", "goods.find"), ("impact", "goods.find"), ("search", "price of a thing")]

@@ -191,8 +191,9 @@ def test_without_a_parser_java_is_listed_and_asked_for(monkeypatch, tmp_path):
     assert failed.keys() == {"A.java", "b/B.java"} and all(remedy in error for error in failed.values())
 
 
-def test_a_graph_without_its_java_is_not_kept_for_when_there_is_a_parser(parser, tmp_path):
+def test_a_graph_without_its_java_is_not_kept_for_when_there_is_a_parser(parser, tmp_path, monkeypatch):
     folder = write(tmp_path / "code", {"A.java": "class A { }", "tool.py": ""})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.MonkeyPatch.context() as patched, pytest.warns(UserWarning, match="cannot be read"):
         patched.setitem(sys.modules, "tree_sitter", None)
         assert "A" not in Repository(folder).graph().entities

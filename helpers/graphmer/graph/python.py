@@ -615,6 +615,9 @@ def chain_of(node: ast.AST) -> str:
                 return f"{function}({chain_of(node.args[0])}){rest}"
             rest = f"(){rest}"
             node = node.func
+        elif isinstance(node, ast.Await):
+            rest = f"~{rest}"
+            node = node.value
         elif isinstance(node, ast.NamedExpr):
             node = node.value
         else:

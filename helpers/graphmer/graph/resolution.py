@@ -234,7 +234,9 @@ class Resolver:
         if last == "^":
             instances = self.value(scope, chain[:-1])
             return instances.map(lambda instance: only(instance._replace(is_instance=False)))
-        if chain[0] == "?":
+        if chain.endswith("()~"):
+            return self.value(scope, chain[:-3]).map(lambda called: self._returned(called, is_awaited=True))
+        if last == "~" or chain[0] == "?":
             return OPEN
         if ":" in chain:
             origin, _, name = chain.partition(":")
@@ -264,9 +266,23 @@ class Resolver:
     def mentioned(self, scope: Scope, chain: str) -> Targets:
         """The definitions that a chain may name: of a property itself, not what it returns."""
         before, dot, name = chain.rpartition(".")
-        if not dot or chain[-1] in ")!" or chain[0] == "?" or ":" in chain or _SUPER.fullmatch(before):
-            return self.value(scope, chain)
-        return self.value(scope, before).map(lambda owner: self.attribute(owner, name))
+        if not dot or chain[-1] in ")!~" or chain[0] == "?" or ":" in chain or _SUPER.fullmatch(before):
+            targets = self.value(scope, chain)
+        else:
+            targets = self.value(scope, before).map(lambda owner: self.attribute(owner, name))
+        return targets._replace(values=self._uncovered(targets.values))
+
+    def _uncovered(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
+        """Without methods that override another of the values, which stands for them, too; a static one does not."""
+        covered: set[str] = set()
+        for value in values:
+            if not value.exact and not self._is_static(value.entity):
+                covered.update(self.overriders(value.entity))
+        return tuple(value for value in values if value.entity not in covered)
+
+    def _is_static(self, method: str) -> bool:
+        owner = self.classes.get(method.rpartition(".")[0])
+        return owner is not None and Expression("staticmethod", owner) in self._decorators(method)
 
     def _name(self, scope: Scope, name: str) -> Targets:
         if name[0] == "<":
@@ -428,7 +444,7 @@ class Resolver:
         if self.type_of(entity) in CLASSES:
             instance = Value(entity, True, called.exact)
             return Targets((instance,), self.makes_instances(entity))
-        return self._returned(called)
+        return self._returned(called, is_awaited=False)
 
     def _result_of_function(self, called: Value) -> Targets:
         if called.is_instance:
@@ -444,14 +460,16 @@ class Resolver:
             return only(value)
         return methods.map(self._result)
 
-    def _returned(self, called: Value) -> Targets:
+    def _returned(self, called: Value, is_awaited: bool) -> Targets:
+        if called.is_instance:
+            return OPEN
         functions = [called.entity]
         if not called.exact:
             functions += self.overriders(called.entity)
         parts = []
         for function in functions:
             module = self.module_of.get(function)
-            if module is None or self.passes(function) < 2 or function in module.asynchronous:
+            if module is None or self.passes(function) < 2 or is_awaited != (function in module.asynchronous):
                 return OPEN
             targets = self._meanings(module.results.get(function, ()))
             if not targets.values:  # no annotation says what it is
@@ -730,17 +748,22 @@ class Resolver:
         return targets
 
     def _inherited(self, scope: Scope, after: str, name: str) -> Targets:
-        """`super().name` or `super(C, self).name` in C, in whichever class the scope is in: the next of the instance's class."""
+        """`super().name` or `super(after, self).name`, in whichever class the scope is in: the next of the instance's class."""
         within: Scope | None = scope
         while within is not None and within.kind != "class" and not within.hidden:
             within = within.parent
-        if within is None or within.hidden or after not in ("", last_name(within.owner)):
+        if within is None or within.hidden:
+            return OPEN
+        start: Value | None = Value(within.owner)
+        if after:
+            start = self.value(scope, after).one
+        if start is None or start.entity not in self.order(within.owner):
             return OPEN
         rests = []
         for entity in (within.owner, *self.subclasses(within.owner)):
             order = self.order(entity)
-            if within.owner in order:
-                rests.append(order[order.index(within.owner) + 1 :])
+            if start.entity in order:
+                rests.append(order[order.index(start.entity) + 1 :])
         return self._in_orders(rests, name, is_instance=False).map(self._read)
 
     # ---- where a name is defined, whatever it stands for

@@ -2,12 +2,14 @@
 
 An expression is kept as a *chain*, the text of what it mentions, with what only running would tell left out: `os.path.join`,
 `f().x` and `<str>.join` (of a literal) can be looked up; `?.x`, an attribute of anything else, cannot. `C!` is an instance of C
-or of a class below it, `module:name` what `from module import name` binds, and `module:` what `import module` does. In Java a method is
+or of a class below it, `f()~` what an awaited call gives, `module:name` what `from module import name` binds, and `module:` what `import module` does. In Java a method is
 named with the number of its arguments: `list.add/1`.
 """
 
 from __future__ import annotations
 
+import json
+import operator
 from collections import defaultdict
 from enum import Enum
 from typing import NamedTuple
@@ -78,6 +80,7 @@ class Scope:
         self.bases: list[tuple[str, str]] = []  # of a class: relation, chain
         self.metaclass = ""
         self.reads_members = False  # what attributes an object has is looked up in it
+        self.number = len(module.scopes)
         module.scopes.append(self)
 
     @property
@@ -167,3 +170,68 @@ class Module:
         if self.exports is None:
             return name[0] != "_"
         return name in self.exports
+
+
+# ---- as JSON, for the cache
+
+_MODULE_FIELDS = (
+    "id", "path", "is_package", "package", "label", "record", "scope", "entities", "classes", "results", "returned", "first", "wrappers",
+    "asynchronous", "decorators", "stores", "words", "stars", "exports",
+)  # fmt: skip
+_SCOPE_FIELDS = (
+    "kind", "owner", "prefix", "parent", "names", "declared", "hidden", "fields", "bases", "metaclass", "reads_members",
+)  # fmt: skip
+
+
+def pack(module: Module) -> str:
+    """All but the mentions, which are read again where somebody asks for them. A scope is its number, a meaning the list of its parts."""
+
+    def plain(value: Scope | set[str] | Unknown) -> object:
+        if isinstance(value, Scope):
+            return value.number
+        if isinstance(value, Unknown):
+            return value.value
+        return sorted(value)
+
+    record = {name: getattr(module, name) for name in _MODULE_FIELDS}
+    record["scopes"] = list(map(operator.attrgetter(*_SCOPE_FIELDS), module.scopes))
+    return json.dumps(record, default=plain, separators=(",", ":"))
+
+
+def unpack(text: str) -> Module:
+    """Raises LookupError, TypeError, ValueError or AttributeError for what `pack` did not write."""
+    record = json.loads(text)
+    module = Module(record["id"])
+    scopes = module.scopes
+    scopes.clear()
+    rows = record.pop("scopes")
+    for _ in rows:
+        Scope("", "", "", None, module)
+
+    def meaning_of(row: int | list) -> Meaning:
+        if isinstance(row, int):
+            return Unknown(row)
+        if len(row) == 1:
+            return Known(Value(*row[0]))
+        return Expression(row[0], scopes[row[1]])
+
+    def table_of(table: dict[str, list]) -> dict[str, list[Meaning]]:
+        return {name: [meaning_of(row) for row in meanings] for name, meanings in table.items()}
+
+    for scope, row in zip(scopes, rows, strict=True):
+        parts = dict(zip(_SCOPE_FIELDS, row, strict=True))
+        if parts["parent"] is not None:
+            parts["parent"] = scopes[parts["parent"]]
+        parts["names"] = table_of(parts["names"])
+        parts["fields"] = table_of(parts["fields"])
+        parts["declared"] = {name: scopes[number] for name, number in parts["declared"].items()}
+        vars(scope).update(parts)
+    record["scope"] = scopes[record["scope"]]
+    record["entities"] = [Entity._make(row) for row in record["entities"]]
+    record["classes"] = {name: scopes[number] for name, number in record["classes"].items()}
+    for name in ("results", "returned", "decorators"):
+        record[name] = table_of(record[name])
+    stores = record["stores"]
+    record["stores"] = [(meaning_of(target), name, meaning_of(value)) for target, name, value in stores]
+    vars(module).update(record)
+    return module
