@@ -103,7 +103,7 @@ def trace(
 
     from helpers.plan.counting import copy_with, transformer_of
 
-    xla.seed(0)  # or dropout's random numbers go on from those of an earlier trace
+    bindings._xla_set_rng_seed(0)  # or dropout's random numbers go on from those of an earlier trace
 
     def placeholder(tensor):  # without numbers: steps on it can be traced, and never be run
         return builder.create_placeholder_tensor(tensor.shape, tensor.dtype)

@@ -18,14 +18,20 @@ def repeat_heads(model) -> bool:
     Below sm_80 no fused kernel takes fewer key heads than query heads, and SDPA falls back to its slow math kernel
     (huggingface/transformers#48633).
     """
+    from transformers.masking_utils import sdpa_mask
+
+    return _replace_sdpa(model, SDPA_REPEATED_HEADS, _sdpa_repeated_heads, sdpa_mask)
+
+
+def _replace_sdpa(model, name: str, attention, mask) -> bool:
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.masking_utils import AttentionMaskInterface
 
     if getattr(getattr(model, "config", None), "_attn_implementation", None) != "sdpa":
         return False
-    AttentionInterface.register(SDPA_REPEATED_HEADS, _sdpa_repeated_heads)
-    AttentionMaskInterface.register(SDPA_REPEATED_HEADS, sdpa_mask)
-    model.set_attn_implementation(SDPA_REPEATED_HEADS)
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, mask)
+    model.set_attn_implementation(name)
     return True
 
 
@@ -45,18 +51,13 @@ def use_one_dtype(model) -> bool:
     Rotary embeddings leave queries and keys in fp32 beside bf16 values there, and SDPA refuses the mixture. Where a causal model gets
     a mask that is added, as legal's blocks have one, queries meet only the keys up to the end of their part of the text.
     """
-    from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
-    implementation = getattr(model.config, "_attn_implementation", None)
-    if implementation == "eager":
+    if getattr(model.config, "_attn_implementation", None) == "eager":
         AttentionMaskInterface.register("eager", _eager_mask_unread)
-    if implementation != "sdpa":
+    if not _replace_sdpa(model, SDPA_ONE_DTYPE, _sdpa_one_dtype, _mask_unread):
         return False
     model.register_forward_pre_hook(_with_mask, with_kwargs=True)
-    AttentionInterface.register(SDPA_ONE_DTYPE, _sdpa_one_dtype)
-    AttentionMaskInterface.register(SDPA_ONE_DTYPE, _mask_unread)
-    model.set_attn_implementation(SDPA_ONE_DTYPE)
     return True
 
 

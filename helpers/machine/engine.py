@@ -1,4 +1,4 @@
-"""What a device asks of a training run. A trainer calls these methods and never asks which device it has.
+"""What a device asks of a training run. A trainer calls these methods, some as a callback, and never asks which device it has.
 
 torch and transformers serve a CPU and a CUDA GPU, so their engines do little. A further kind of device is one more subclass.
 """
@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import re
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import nn
+from transformers import TrainerCallback
 
 from . import attention, xla
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class Engine:
+class Engine(TrainerCallback):
     """A CPU. `fed`: devices that this process gives batches to; `whole_batches`: whether a shorter batch compiles anew."""
 
     fed = 1
@@ -52,17 +51,6 @@ class Engine:
     def begin(self, optimizer, running_loss: torch.Tensor) -> None:
         """Is called before the first step, when weights and optimizer are loaded."""
 
-    def before_update(self, optimizer) -> None: ...
-
-    def after_update(self, optimizer) -> None: ...
-
-    def end_micro_batch(self) -> None: ...
-
-    def end_step(self) -> None: ...
-
-    def seed(self, value: int) -> None:
-        torch.manual_seed(value)  # of all devices of torch
-
     def weights(self, model: nn.Module) -> dict[str, torch.Tensor] | None:
         """The weights to save; None: those of the model as they are."""
         return None
@@ -70,13 +58,8 @@ class Engine:
     def wait(self) -> None:
         """Blocks until the device has finished its work."""
 
-    def start_counting(self) -> None:
-        """Begins to count what is compiled and what leaves the device; `book` says to which phase it belongs."""
-
     def book(self, phase: str) -> None:
-        """Assigns what was compiled and moved since the last call to a phase of the run."""
-
-    def stop_counting(self) -> None: ...
+        """Assigns what was compiled and what left the device since the last call, in a training loop, to a phase of the run."""
 
     def results(self) -> dict:
         """Further parts of results.json."""
@@ -85,20 +68,10 @@ class Engine:
     def reset_peak(self) -> None: ...
 
     def peak_memory(self) -> int | None:
-        """Peak memory in bytes: of this process on a CPU, of the device elsewhere; None if unknown."""
-        if sys.platform == "win32":
-            import psutil
-
-            return psutil.Process().memory_info().peak_wset
+        """Peak memory in bytes: of this process on a CPU (under Linux), of the device elsewhere; None if unknown."""
         status = Path("/proc/self/status")
-        if status.exists():
-            peak = re.search(r"VmHWM:\s+(\d+)", status.read_text())
-            if peak:
-                return 1024 * int(peak[1])
-        import resource  # may include the peak of the parent process
-
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        peak = status.exists() and re.search(r"VmHWM:\s+(\d+)", status.read_text())
+        return 1024 * int(peak[1]) if peak else None
 
 
 class CudaEngine(Engine):
@@ -229,7 +202,7 @@ class XlaEngine(Engine):
         self._checked = False
         xla.settle(optimizer, running_loss)
 
-    def before_update(self, optimizer):
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
         groups = optimizer.param_groups
         self._scheduled = []
         for group in groups:
@@ -241,20 +214,19 @@ class XlaEngine(Engine):
             if decay:
                 group["weight_decay"] = decay
 
-    def after_update(self, optimizer):
+    def on_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
         for group, values in zip(optimizer.param_groups, self._scheduled, strict=True):
             group.update(values)
 
-    def end_micro_batch(self):
+    def on_substep_end(self, *args, **kwargs):
         xla.sync()  # one graph a micro-batch, not one that grows with accumulation
 
-    def end_step(self):
+    def on_step_begin(self, *args, **kwargs):
+        self.book("between")
+
+    def on_step_end(self, *args, **kwargs):
         xla.sync()
         self.book("step")
-
-    def seed(self, value):
-        super().seed(value)
-        xla.seed(value)
 
     def weights(self, model):
         xla.sync()
@@ -273,10 +245,10 @@ class XlaEngine(Engine):
     def compile_seconds(self) -> float:  # type: ignore[override]  # a number in the base, read in both
         return xla.counters()["compile_seconds"]
 
-    def start_counting(self):
+    def on_train_begin(self, *args, **kwargs):
         self._last = xla.counters()
 
-    def stop_counting(self):
+    def on_train_end(self, *args, **kwargs):
         self._last = None
 
     def book(self, phase):
@@ -308,10 +280,14 @@ def cpu_copy(model: Model, *shared: object) -> Model:
 
     shared: objects that the copy shares with the model, because copying them would copy more than the model.
     """
+    return copy_with(model, lambda tensor: tensor.detach().to("cpu", copy=True), *shared)
+
+
+def copy_with(model: Model, make: Callable[[torch.Tensor], torch.Tensor], *shared: object) -> Model:
+    """The model with what `make` makes of each weight and buffer, and with the very objects `shared`."""
     memo: dict[int, object] = {id(one): one for one in shared}
-    for tensor in itertools.chain(model.parameters(), model.buffers()):
-        own = tensor.detach().to("cpu", copy=True)  # .cpu() returns a CPU tensor itself
-        if isinstance(tensor, nn.Parameter):
-            own = nn.Parameter(own, requires_grad=tensor.requires_grad)
-        memo[id(tensor)] = own
+    for buffer in model.buffers():
+        memo[id(buffer)] = make(buffer)
+    for weight in model.parameters():
+        memo[id(weight)] = nn.Parameter(make(weight), requires_grad=weight.requires_grad)
     return copy.deepcopy(model, memo)

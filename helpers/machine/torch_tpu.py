@@ -30,31 +30,20 @@ def available() -> tuple[bool, str]:
     return False, "torch_tpu is installed, but finds no TPU chip"
 
 
-def start():
-    """The `torch.device` of the TPU, which accelerate then knows, too.
+def start() -> None:
+    """Makes torch and accelerate train on the TPU; accelerate (1.15) does not put models and batches there by itself.
 
     Raises ValueError where this process sees several chips.
     """
     import torch
+    from accelerate import PartialState
 
     count = torch.accelerator.device_count()
     if count > 1:
         raise ValueError(f"use_tpu=True: {SEVERAL.format(count=count)}")
     # Otherwise a module that moves to `tpu` gets new parameters, and weights that were tied come apart.
     torch.__future__.set_swap_module_params_on_conversion(True)
-    teach_accelerate()
-    return torch.device("tpu")
-
-
-def teach_accelerate() -> bool:
-    """Makes accelerate put models and batches on `tpu`; False where it does so by itself (1.15 does not)."""
-    import torch
-    from accelerate import PartialState
-
-    if PartialState.default_device.fget(None).type == "tpu":
-        return False
     PartialState.default_device = property(lambda state: torch.device("tpu"))
-    return True
 
 
 def device_name() -> str:

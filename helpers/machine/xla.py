@@ -59,10 +59,10 @@ def available() -> tuple[bool, str]:
                 f"{flag}={os.environ[flag]} stores the weights themselves in bf16, where AdamW at small learning rates "
                 f"changes nothing. Unset {flag} and restart the kernel; for bf16 products set `precision`."
             )
-    if os.environ.get("PJRT_DEVICE") == REHEARSAL and "CPU_NUM_DEVICES" in os.environ:
-        return True, "PJRT_DEVICE=CPU, CPU_NUM_DEVICES: the TPU's XLA graphs, run on the CPU"
     # Hides a C++ warning about GSPMD at each compilation.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if os.environ.get("PJRT_DEVICE") == REHEARSAL and "CPU_NUM_DEVICES" in os.environ:
+        return True, "PJRT_DEVICE=CPU, CPU_NUM_DEVICES: the TPU's XLA graphs, run on the CPU"
     set_libtpu_arguments()
     if "," not in os.environ.get("TPU_PROCESS_ADDRESSES", ","):
         # Kaggle's images say "local", and libtpu then waits for further processes (huggingface/transformers#28204).
@@ -90,7 +90,6 @@ def set_libtpu_arguments() -> None:
 
 def start():
     """Switches SPMD on with one mesh over all devices and returns the XLA device. Calling it again changes nothing."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import numpy as np
     import torch_xla
     import torch_xla.distributed.spmd as xs
@@ -143,10 +142,7 @@ def device_name() -> str:
 def memory_info() -> dict[str, int] | None:
     """`{"bytes_used", "bytes_limit", ...}` of one device, or None if unknown (XLA on CPU)."""
     import torch_xla.core.xla_model as xm
-    import torch_xla.runtime as xr
 
-    if xr.device_type() == REHEARSAL:
-        return None
     try:
         return dict(xm.get_memory_info("xla:0"))
     except RuntimeError:
@@ -271,13 +267,6 @@ def rates_above_zero(groups) -> list[float]:
     is always 0 keeps it.
     """
     return [group["lr"] or NO_RATE * group.get("initial_lr", 0.0) for group in groups]
-
-
-def seed(value: int) -> None:
-    """Seeds XLA's own generator, which `torch.manual_seed` does not reach."""
-    import torch_xla.core.xla_model as xm
-
-    xm.set_rng_state(value)
 
 
 def sync() -> None:

@@ -10,10 +10,8 @@ dropout, its autocast rules, XLA's attention without a fused kernel. FLOPs are t
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from helpers.machine.attention import checkpoint_activations
+from helpers.machine.engine import copy_with
 
 from .workloads import Workload
 
@@ -158,16 +157,6 @@ def _without_numbers(model: nn.Module) -> tuple[FakeTensorMode, nn.Module]:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     return fake, copy_with(model, make)
-
-
-def copy_with(model: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
-    """The model with what `make` makes of each weight and buffer."""
-    memo: dict[int, object] = {}
-    for buffer in model.buffers():
-        memo[id(buffer)] = make(buffer)
-    for weight in model.parameters():
-        memo[id(weight)] = nn.Parameter(make(weight), requires_grad=weight.requires_grad)
-    return copy.deepcopy(model, memo)
 
 
 def transformer_of(model: nn.Module) -> nn.Module | None:

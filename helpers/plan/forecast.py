@@ -106,15 +106,6 @@ class Memory:
             return "tight"
         return "no"
 
-    def work(self, accumulation: int) -> Work:
-        """The optimizer step of so many micro-batches."""
-        return Work(
-            flops=self.count.flops,
-            trained=self.count.trained,
-            launches=self.count.launches,
-            accumulation=accumulation,
-        )
-
     def results(self) -> dict[str, Any]:
         return {"fits": self.fits, "capacity": self.capacity, "peak": asdict(self.peak), **asdict(self.count)}
 
@@ -158,6 +149,16 @@ class Work:
     launches: int  # of a micro-batch
     accumulation: int = 1  # micro-batches
 
+    @classmethod
+    def of(cls, count: Mapping[str, Any], accumulation: int) -> Work:
+        """From the fields of a `counting.Count`."""
+        return cls(
+            flops=count["flops"],
+            trained=count["trained"],
+            launches=count["launches"],
+            accumulation=accumulation,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -176,19 +177,12 @@ class Measured:
         try:
             results = json.loads(Path(path).read_text(encoding="utf-8"))
             train, plan, runtime = results["train"], results["plan"], results["runtime"]
-            counted = plan["memory"]
-            work = Work(
-                flops=counted["flops"],
-                trained=counted["trained"],
-                launches=counted["launches"],
-                accumulation=plan["gradient_accumulation_steps"],
-            )
             return cls(
                 job=(results["forecast"]["notebook"], results["forecast"]["model"]),
                 device=runtime["device_name"],
                 devices=runtime["device_count"],
                 precision=plan["precision"],
-                work=work,
+                work=Work.of(plan["memory"], plan["gradient_accumulation_steps"]),
                 seconds=training_seconds(train) / train["steps"],
             )
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -377,7 +371,7 @@ def _compared(name: str, span: Range | None, measured: float | None, form) -> di
 
 def forecast(workload: Workload, plan: Any, machine: Machine, **how) -> Forecast:
     """What a plan (`helpers.plan.settings.Plan`) of a workload takes on a machine. **how: `fused` and `measured` of `step_seconds`."""
-    work = plan.memory.work(plan.gradient_accumulation_steps)
+    work = Work.of(vars(plan.memory.count), plan.gradient_accumulation_steps)
     how["fused"] = how.get("fused") or plan.compiled
     step = step_seconds(workload, work, machine, plan.precision, **how)
     return Forecast(machine=machine, workload=workload, plan=plan, step=step, memory=plan.memory.peak)

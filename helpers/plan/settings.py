@@ -13,7 +13,7 @@ from pydantic import PositiveFloat, PositiveInt
 from helpers.machine.runtime import Runtime
 from helpers.show import tables
 
-from .forecast import COMPILATION, COMPILED_LAUNCHES, LAUNCH, UPDATE, Memory, memory, published
+from .forecast import COMPILATION, COMPILED_LAUNCHES, LAUNCH, UPDATE, Memory, Work, memory, published
 from .workloads import Workload
 
 RECIPES, ASKED = "from the recipe", "set by you"
@@ -301,7 +301,7 @@ def _micro_batch(
         for examples in reversed(sizes):
             needed = memory_of(workload, runtime, examples, share, checkpointing)
             if needed.fits in FITS:
-                work = needed.work(share // examples)
+                work = Work.of(vars(needed.count), share // examples)
                 step = published(work, runtime.accelerator, runtime.precision, False)
                 # In the middle of its interval; 0 on a machine of which no step was published.
                 seconds = math.sqrt(step.low * step.high) if step else 0.0

@@ -16,7 +16,6 @@ import psutil
 import pydantic_core
 
 from helpers.parameters import DRIVE
-from helpers.show import tables
 
 COLAB_DRIVE = Path("/content/drive")
 REMOVED = ".removed-"
@@ -97,14 +96,6 @@ def sweep(parent: Path, truncate: bool = False) -> None:
                 with contextlib.suppress(OSError):
                     os.truncate(path, 0)
         shutil.rmtree(removed, ignore_errors=True)
-
-
-def require_room(folder: Path | str, needed: int, purpose: str) -> None:
-    """Raises OSError, with the number that is missing, unless the disk of `folder` has `needed` bytes free."""
-    missing = needed - shutil.disk_usage(folder).free
-    if missing > 0:
-        needs = f"{purpose} needs {tables.size(needed)} more in {str(folder)!r}"
-        raise OSError(errno.ENOSPC, f"{needs}, and {tables.size(missing)} are missing")
 
 
 def require_mount(name: str, path: Path) -> None:

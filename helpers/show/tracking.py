@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import netrc
 import os
 import sys
@@ -40,13 +39,6 @@ def hide_bars() -> None:
     if not is_watched():
         datasets.disable_progress_bars()
         transformers.utils.logging.disable_progress_bar()
-
-
-def report_to(service: str) -> tuple[str, str]:
-    """`TrainingArguments.report_to`, and why not W&B where that is the service that a person chose."""
-    if service == "wandb" and importlib.util.find_spec("wandb") is None:
-        return "none", "report_to='wandb', but wandb is not installed: going on without it"
-    return service, ""
 
 
 def wandb_mode() -> tuple[str | None, str]:

@@ -6,7 +6,6 @@ from transformers import TrainingArguments
 
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Plan
-from helpers.show import tracking
 
 
 def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, cls=TrainingArguments, **overrides):
@@ -31,7 +30,6 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "optim": plan.optimizer,
         "fp16": on_cuda and plan.precision == "fp16",
         "bf16": plan.precision == "bf16" and not runtime.engine.autocasts,  # on XLA it would store the weights in bf16
-        "tf32": runtime.has_tf32 or None,
         "use_cpu": runtime.kind == "cpu",
         "dataloader_num_workers": plan.dataloader_workers,
         "dataloader_pin_memory": plan.pin_memory,
@@ -40,22 +38,16 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "logging_first_step": True,
         "logging_nan_inf_filter": False,  # hides NaN in the logs and costs a sync a micro-batch
         "eval_strategy": "steps",
-        "save_strategy": "steps",
         "save_total_limit": 2,
         "metric_for_best_model": "eval_loss",
         "greater_is_better": False,
         "disable_tqdm": True,
-        "report_to": "none",
         "prediction_loss_only": True,
         **overrides,
     }
-    fields["report_to"], reason = tracking.report_to(fields["report_to"])
-    if reason:
-        tracking.say(reason)
-    # The trainer sets TF32 while it computes (`Engine.computing`); transformers would set it for good.
-    tf32 = fields.pop("tf32")
     arguments = cls(**fields)
-    arguments.tf32 = tf32
+    # The trainer sets TF32 while it computes (`Engine.computing`); transformers would set it for good.
+    arguments.tf32 = runtime.has_tf32 or None
     if on_cuda and isinstance(arguments, TrainingArguments) and arguments.world_size == 1:
         arguments._n_gpu = 1  # never DataParallel, which silently multiplies the batch
     return arguments

@@ -174,9 +174,6 @@ class SentenceEncoderTrainer(TrainerMixin, SentenceTransformerTrainer):
         """The rows as they stand: a room draws them batch by batch."""
         return DefaultBatchSampler(SequentialSampler(dataset), batch_size=batch_size, drop_last=drop_last)
 
-    def get_train_dataloader(self):
-        return self.engine.loader(super().get_train_dataloader())
-
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         model = encoder_on_cpu(self.model)
         model.save_pretrained(str(output_dir or self.args.output_dir), create_model_card=self._staging is None)

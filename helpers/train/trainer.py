@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 import shutil
 import time
 from dataclasses import replace
@@ -19,10 +18,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers.trainer
+from accelerate.utils import set_seed
 from transformers import TrainerCallback
 from transformers.integrations import WandbCallback
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
+from transformers.trainer_callback import PrinterCallback, TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
 import helpers
@@ -31,7 +31,7 @@ from helpers.machine.compilation import compiled_layers, is_compiler_failure
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Plan
 from helpers.run import checkpoint, disk, folder_lock, run_folder
-from helpers.show import tracking
+from helpers.show import tables, tracking
 from helpers.show.progress import Wandb, progress
 
 from .interruption import (
@@ -104,11 +104,10 @@ class TrainerMixin(TrainerCallback):
         self._staging: Path | None = None
         self._counts: dict = {}  # of the checkpoint: the meter's; sum of the losses since a log, step of that log; skipped steps
         self._rescheduled = False
-        for callback in (PrinterCallback, ProgressCallback):
-            self.remove_callback(callback)
+        self.remove_callback(PrinterCallback)
         if self.pop_callback(WandbCallback):
             self.add_callback(Wandb())
-        for callback in (self.stops, self, progress()):
+        for callback in (self.stops, self.engine, self, progress()):
             self.add_callback(callback)
         self.engine.prepare(module, self.transformer())
         if plan.gradient_checkpointing:
@@ -295,7 +294,6 @@ class TrainerMixin(TrainerCallback):
             schedule.last_epoch -= 1
             schedule.step()
         self._finite = FiniteGuard(args.device, state.global_step)
-        self.engine.start_counting()
         if state.global_step == 0 and checkpoint.newest_whole(args.output_dir)[0] is None:
             # Proves at once that a checkpoint can be written; an early failure goes back to it.
             self._save_checkpoint(self.model, None)
@@ -310,24 +308,15 @@ class TrainerMixin(TrainerCallback):
         if state.global_step and self._owes_evaluation():
             self._evaluate(None, None, skip_scheduler=True)
 
-    def on_train_end(self, args, state, control, **kwargs):
-        self.engine.stop_counting()
-
     def on_step_begin(self, args, state, control, **kwargs):
-        self.engine.book("between")
         self.seed_step()
 
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        self.engine.before_update(self.optimizer)
-
     def on_optimizer_step(self, args, state, control, **kwargs):
-        self.engine.after_update(self.optimizer)
         why = self._loss_scale.after_update(self.optimizer)
         if why:
             self._diverged(f"{why} at step {state.global_step + 1}: gradients overflow, and such a run learns nothing")
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.engine.end_step()
         began = getattr(helpers, "began", None)  # of a notebook; its first trainer may not be its last
         if began:
             helpers.began = None
@@ -343,8 +332,6 @@ class TrainerMixin(TrainerCallback):
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._finite.update(loss, ends_step=self.accelerator.gradient_state.sync_gradients)
         self.meter.count(inputs, self.args.world_size)
-        if not self.accelerator.gradient_state.sync_gradients:
-            self.engine.end_micro_batch()
         return loss
 
     def compute_loss_context_manager(self):
@@ -352,9 +339,8 @@ class TrainerMixin(TrainerCallback):
         stack.enter_context(self.engine.autocast(self.plan.precision))
         return stack
 
-    def _get_dataloader(self, dataset, description, batch_size, sampler_fn=None, is_training=False, **kwargs):
-        loader = super()._get_dataloader(dataset, description, batch_size, sampler_fn, is_training, **kwargs)
-        return self.engine.loader(loader)
+    def get_train_dataloader(self):
+        return self.engine.loader(super().get_train_dataloader())
 
     def get_eval_dataloader(self, eval_dataset=None):
         """The loader of all examples. Raises ValueError if a shorter last batch would compile anew."""
@@ -367,18 +353,15 @@ class TrainerMixin(TrainerCallback):
             )
         drop_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
         try:
-            return super().get_eval_dataloader(eval_dataset)
+            return self.engine.loader(super().get_eval_dataloader(eval_dataset))
         finally:
             self.args.dataloader_drop_last = drop_last
 
     def seed_step(self) -> None:
         """Seeds every generator from seed, step and process: no checkpoint has XLA's, and an evaluation that is repeated draws again."""
         numbers = self.args.seed, self.state.global_step, 1, self.args.process_index
-        value = int(np.random.SeedSequence(numbers).generate_state(1)[0])
-        random.seed(value)
-        np.random.seed(value)
-        torch.default_generator.manual_seed(value)
-        self.engine.seed(value)
+        value = np.random.SeedSequence(numbers).generate_state(1)[0]
+        set_seed(int(value))
 
     # -- logging, evaluation, saving --
 
@@ -462,12 +445,13 @@ class TrainerMixin(TrainerCallback):
         limit = (args.save_total_limit or 2) + 2  # the best, and the one that is written
         coming = math.ceil((args.max_steps - step) / args.save_steps)
         number = min(limit, len(sizes) + coming)
-        try:
-            disk.require_room(args.output_dir, number * size - sum(sizes), f"keeping {number} checkpoints")
-        except OSError as error:
+        needed = number * size - sum(sizes)
+        missing = needed - shutil.disk_usage(args.output_dir).free
+        if missing > 0:
             raise checkpoint.CheckpointNotWritten(
-                f"{error.strerror}: free space, or choose another disk with output_dir"
-            ) from error
+                f"keeping {number} checkpoints needs {tables.size(needed)} more in {args.output_dir!r}, and "
+                f"{tables.size(missing)} are missing: free space, or choose another disk with output_dir"
+            )
 
     def _check_finite(self) -> None:
         """Raises NonFiniteLoss, in all processes, unless everything that a checkpoint would hold is finite."""
