@@ -42,7 +42,6 @@ def parameter(
     group: str = MAIN,
     low: float | None = None,
     high: float | None = None,
-    above: float | None = None,
     suggestions: Collection[Any] = (),
     identity: bool = True,
     tpu: Any = None,
@@ -53,14 +52,14 @@ def parameter(
         default: in the GPU twin; `tpu` is the default in the TPU twin if it differs.
         description: one or two sentences, shown in the form and in the docs.
         group: its heading; "Main" holds at most eight.
-        low, high, above: at least, at most (for an int `LARGEST` by default), more than.
+        low, high: at least, at most (for an int `LARGEST` by default).
         suggestions: values that the form offers; others may be given.
         identity: False if it may change when a run is resumed, such as how the run is shown.
     """
     if high is None and type(default) is int:
         high = LARGEST
     extra = {"group": group, "suggestions": [*suggestions], "identity": identity, "tpu": tpu}
-    return Field(default, description=description, ge=low, le=high, gt=above, json_schema_extra=extra)
+    return Field(default, description=description, ge=low, le=high, json_schema_extra=extra)
 
 
 def source_path(name: str, value: str) -> Path | None:
@@ -116,14 +115,7 @@ def local_or_hub(value: str, info) -> str:
     return value if path is None else str(path)
 
 
-def _not_blank(value: str, info) -> str:
-    if not value.strip():
-        raise ValueError(f"{info.field_name}={value!r} is empty: give a text")
-    return value
-
-
 Source = Annotated[str, AfterValidator(local_or_hub)]
-Text = Annotated[str, AfterValidator(_not_blank)]
 
 
 class Parameters(BaseModel):
@@ -180,25 +172,18 @@ class Parameters(BaseModel):
             messages = [in_words(detail, type(self).model_fields) for detail in error.errors()]
             raise ValueError("\n".join(messages)) from None
 
-    @field_validator("output_dir")
+    @field_validator("output_dir", "keep_in")
     @classmethod
-    def _is_a_folder(cls, value: str) -> str:
+    def _is_a_folder(cls, value: str, info) -> str:
+        name = info.field_name
+        if name == "keep_in" and value.strip() in ("", DRIVE):
+            return value.strip()
         if not value.strip():
-            raise ValueError(f"output_dir={value!r} is empty: name a folder, it is made if it is not there")
-        path = expanded("output_dir", value)
+            raise ValueError(f"{name}={value!r} is empty: name a folder, it is made if it is not there")
+        path = expanded(name, value)
         for part in (path, *path.parents):
             if part.exists() and not part.is_dir():
-                raise ValueError(f"output_dir={value!r}: {part.resolve()} is a file; name a folder")
-        return str(path)
-
-    @field_validator("keep_in")
-    @classmethod
-    def _is_a_place(cls, value: str) -> str:
-        if value.strip() in ("", DRIVE):
-            return value.strip()
-        path = expanded("keep_in", value)
-        if path.is_file():
-            raise ValueError(f"keep_in={value!r} is a file: name a folder, or {DRIVE!r} for Google Drive in Colab")
+                raise ValueError(f"{name}={value!r}: {part.resolve()} is a file; name a folder")
         return str(path)
 
     @classmethod

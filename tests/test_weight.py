@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # A ceiling goes down in the commit that earns it. These were raised once, in the round that brought second places, cells in any order, one
 # reader of files, every use of a name and past questions; what the design allows stands beside each, and they have to come down to it.
 CEILINGS = {
-    "shared": 24080,  # 16,500
-    "plan": 4930,  # 3,400
+    "shared": 23370,  # 16,500
+    "plan": 4770,  # 3,400
     "reservoir": 6260,  # 5,500
     "lejepa": 8110,  # 6,200
     "legal": 8580,  # 7,400

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import shutil
 import stat
-import tempfile
 import zipfile
 import zlib
 from pathlib import Path
+
+from helpers.notebook import unpacking
 
 from .listing import reason_against_name
 
@@ -23,13 +24,20 @@ def unpack(path: Path, *, source: str) -> Path:
 
     Raises ValueError for an archive that is broken, encrypted, enormous, or that holds a name twice.
     """
+
+    def unpack_all(folder: Path) -> None:
+        total, free = sum(member.file_size for member in members), shutil.disk_usage(folder).free
+        if total > free:
+            raise ValueError(f"{source} unpacks to {total:,} bytes, and {folder} has room for {free:,}: make room")
+        archive.extractall(folder, members)  # it leaves out `..` and roots
+
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         with zipfile.ZipFile(path, metadata_encoding=_encoding_of_names(path)) as archive:
             members = [info for info in archive.infolist() if not stat.S_ISLNK(info.external_attr >> 16)]
             _check(members, source)
-            folder = _unpack_once(archive, members, digest, source)
+            folder = unpacking.made_once(f"unpacked-{digest[:16]}", unpack_all, Path.is_dir)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeError) as error:
         raise ValueError(f"{source} is not a whole .zip ({error}): make it or upload it again") from error
     except OSError as error:
@@ -64,35 +72,3 @@ def _check(members: list[zipfile.ZipInfo], source: str) -> None:
         if member.filename in filenames:
             raise ValueError(f"{source} holds {member.filename!r} twice: {remedy}")
         filenames.add(member.filename)
-
-
-def _unpack_once(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], digest: str, source: str) -> Path:
-    """Unpacks beside the folder's place and renames, so that an interrupted attempt is never taken for the whole."""
-    folder = cache() / f"unpacked-{digest[:16]}"
-    if folder.is_dir():
-        return folder
-    fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
-    try:
-        free = shutil.disk_usage(fresh).free
-        total = sum(member.file_size for member in members)
-        if total > free:
-            raise ValueError(f"{source} unpacks to {total:,} bytes, and {fresh} has room for {free:,}: make room")
-        archive.extractall(fresh, members)  # it leaves out `..` and roots
-        return fresh.rename(folder)
-    except OSError:  # another process was first
-        if folder.is_dir():
-            return folder
-        raise
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-
-
-def cache() -> Path:
-    """A folder of the user that can be written, for what can be made again."""
-    try:
-        folder = Path.home() / ".cache" / "training-notebooks"
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except (OSError, RuntimeError):  # a home that cannot be written, or none
-        folder = Path(tempfile.mkdtemp(prefix="training-notebooks-"))
-    return folder

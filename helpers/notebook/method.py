@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -51,18 +50,9 @@ def write_silently(file: Path) -> None:
         shell.register_magic_function(writefile, "cell")
 
 
-def keep(module: str, text: str, file: Path) -> None:
-    """Writes the method's text to `file`, and beside it the other modules of its room, which a saved model may bring along."""
-    room = Path(importlib.import_module(module.rpartition(".")[0]).__path__[0])
-    sources = {path.name: path.read_bytes() for path in room.glob("*.py")}
-    sources[file.name] = text.encode()
-    file.parent.mkdir(exist_ok=True)
-    for name, content in sources.items():
-        path = file.with_name(name)
-        if not path.is_file() or path.read_bytes() != content:
-            temporary = path.with_name(f".{name}.{os.getpid()}")
-            temporary.write_bytes(content)
-            temporary.replace(path)
+def room_of(module: str) -> Path:
+    """The folder of the method's room, whose other modules a saved model may bring along."""
+    return Path(importlib.import_module(module.rpartition(".")[0]).__path__[0])
 
 
 def used() -> dict[str, str]:

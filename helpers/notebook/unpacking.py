@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
@@ -82,22 +82,33 @@ def _checkout(files: Mapping[str, str]) -> Path | None:
 
 
 def _unpacked(files: Mapping[str, str], sha256: str) -> Path:
-    """This payload's folder in the user's cache, written once; a temporary one if that is impossible."""
+    def write(folder: Path) -> None:
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(text.encode())
+
+    return made_once(f"helpers-{sha256[:16]}", write, lambda folder: _has_files(folder, files))
+
+
+def made_once(name: str, make: Callable[[Path], None], is_whole: Callable[[Path], bool]) -> Path:
+    """A folder in the user's cache that `make` fills, whole or not at all, where it is not there; a temporary one if that is impossible."""
     try:
-        root = Path.home() / ".cache" / "training-notebooks" / f"helpers-{sha256[:16]}"
-        if _has_files(root, files):
+        root = Path.home() / ".cache" / "training-notebooks" / name
+        if is_whole(root):
             return root
         root.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f"{root.name}-", dir=root.parent))
+        fresh = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root.parent))
     except (OSError, RuntimeError):  # a home that cannot be written, or none
-        root = fresh = Path(tempfile.mkdtemp(prefix="helpers-")).resolve()
-    for name, text in files.items():
-        (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-        (fresh / name).write_bytes(text.encode())
+        root = fresh = Path(tempfile.mkdtemp(prefix=f"{name}-")).resolve()
+    try:
+        make(fresh)
+    except BaseException:
+        shutil.rmtree(fresh)
+        raise
     try:
         return fresh.rename(root)
-    except OSError:  # another kernel was first, or the folder was changed
-        if not _has_files(root, files):
+    except OSError:  # another process was first, or the folder was changed
+        if not is_whole(root):
             return fresh
         shutil.rmtree(fresh)
         return root

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from helpers.data.listing import RUN_FILE
 from helpers.parameters import DRIVE, expanded
 from helpers.show import tracking
 
@@ -27,7 +28,7 @@ from . import checkpoint, disk, folder_lock
 
 DRIVE_FOLDER = "MyDrive/kept_runs"
 UPLOADED = "uploaded"  # the folder of a file that was uploaded as data
-RUN_FILE, RESULTS_FILE = "run.json", "results.json"
+RESULTS_FILE = "results.json"
 NOT_COPIED = re.compile(r"(^|/)(\.|damaged-|checkpoint-\d+/|uploaded/|owner\.lock$)")  # one by one
 PAUSE = 5.0  # seconds between two looks at the run's folder
 SETTLED = 300.0  # seconds after which a copy is taken to be uploaded
@@ -147,27 +148,20 @@ def _step(unit: Path) -> int:
     return checkpoint.step_of(unit)
 
 
-_current: Mirror | None = None
-
-
-def start(folder: Path, place: Path) -> Mirror:
-    """Begins to copy a run's folder; both are owned by this process."""
-    global _current
-    _current = Mirror(folder, place)
-    tracking.say(f"keep_in: checkpoints and results are copied to {place}")
-    return _current
-
-
 def close_current() -> None:
     """Ends the copies of the run that this process had before, if there was one."""
-    if _current:
-        _current.close()
+    if Mirror.current:
+        Mirror.current.close()
 
 
 class Mirror:
-    """The copies of the folder of a run."""
+    """The copies of the folder of a run; folder and place are owned by this process."""
+
+    current: Mirror | None = None
 
     def __init__(self, folder: Path, place: Path):
+        Mirror.current = self
+        tracking.say(f"keep_in: checkpoints and results are copied to {place}")
         self.folder, self.place = folder, place
         self.problem = ""  # why the last attempt did not copy everything
         self._stamps: dict[Path, tuple[int, int]] = {}  # size and time of the files that were copied

@@ -18,6 +18,7 @@ from typing import Any
 
 import helpers
 from helpers.data import data_source
+from helpers.data.listing import RUN_FILE, reason_against_name
 from helpers.machine import ranks, xla
 from helpers.machine.runtime import Runtime
 from helpers.notebook import method
@@ -26,14 +27,14 @@ from helpers.show import tracking
 
 from . import checkpoint, disk, folder_lock, mirror, provenance
 from .disk import write_json
-from .mirror import RESULTS_FILE, RUN_FILE, UPLOADED, Mirror
+from .mirror import RESULTS_FILE, UPLOADED, Mirror
 
 SESSIONS_FILE = "sessions.json"
 # If one of these differs, a resumed run is not bit for bit the same.
 COMPARED = ("kind", "device", "devices", "precision", "payload", *provenance.LIBRARIES)
 METHOD_FOLDER, PROGRAMS_FOLDER = "method", "compiled"
 OF_A_RUN = re.compile(
-    rf"checkpoint-\d+|{UPLOADED}|{METHOD_FOLDER}|{PROGRAMS_FOLDER}|figures|\w+\.(json|yaml)"
+    rf"checkpoint-\d+|{UPLOADED}|{METHOD_FOLDER}|{PROGRAMS_FOLDER}|figures|\w+\.(json|yaml)|{folder_lock.LOCK_FILE}"
 )  # what may be there before a step is trained
 RESULTS_SCHEMA = 2
 
@@ -87,8 +88,10 @@ class RunFolder:
             mirror.close_current()
         for name, folder in folders.items():
             folder_lock.own(folder, name)
-            if runs[name] is None:
-                _forget_untrained(folder)
+            if runs[name] is None:  # what another run left there, which trained nothing
+                for untrained in checkpoint.listed(folder):
+                    disk.remove(untrained)
+                (folder / SESSIONS_FILE).unlink(missing_ok=True)
         if "keep_in" in folders:
             mirror.restore(folders["keep_in"], self.path)
         run = (runs["output_dir"] or runs.get("keep_in") or {}) | definition
@@ -99,7 +102,7 @@ class RunFolder:
         if is_launched or _progress(self.path):
             data_source.kept_upload = self._upload()
         if "keep_in" in folders:
-            self.mirror = mirror.start(self.path, folders["keep_in"])
+            self.mirror = Mirror(self.path, folders["keep_in"])
 
     def _upload(self) -> Path | None:
         """The uploaded file that a run began with, if it is whole."""
@@ -156,7 +159,12 @@ class RunFolder:
         if self.source:  # was noted in the folder that this run leaves
             self.same_data(self.source)
         file = self.path / METHOD_FOLDER / self.method.name
-        method.keep(module, text, file)
+        sources = {path.name: path.read_bytes() for path in method.room_of(module).glob("*.py")}
+        sources[file.name] = text.encode()
+        file.parent.mkdir(exist_ok=True)
+        for name, content in sources.items():
+            with disk.replacing(file.with_name(name)) as temporary:
+                temporary.write_bytes(content)
         method.use(module, file)
         xla.keep_programs(self.path / PROGRAMS_FOLDER)
         self.trained_method = {"file": f"{METHOD_FOLDER}/{file.name}", "sha256": digest, "edited": digest != built}
@@ -225,7 +233,7 @@ def _same_run(name: str, path: Path, definition: dict[str, Any], params: Paramet
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
-        entries = sorted(entry.name for entry in path.iterdir() if not _is_harmless(entry.name))
+        entries = sorted(entry.name for entry in path.iterdir() if not reason_against_name(entry.name))
         if not os.access(path, os.W_OK):
             raise PermissionError("no write permission")
     except OSError as error:
@@ -267,22 +275,10 @@ def _first_json(path: Path, name: str, kind: type) -> Any:
     return None
 
 
-def _forget_untrained(path: Path) -> None:
-    """Removes what another run, which trained nothing, left in a folder."""
-    for untrained in checkpoint.listed(path):
-        disk.remove(untrained)
-    (path / SESSIONS_FILE).unlink(missing_ok=True)
-
-
 def _progress(path: Path) -> bool:
     """Whether the folder holds results, or a checkpoint of a step that was trained."""
     checkpoints = checkpoint.listed(path) + checkpoint.listed(path, checkpoint.DAMAGED)
     return any(map(checkpoint.step_of, checkpoints)) or (path / RESULTS_FILE).exists() or bool(checkpoint.renamed(path))
-
-
-def _is_harmless(name: str) -> bool:
-    """Files of a frontend, a file system or a claim that was killed: all hidden ones, and a few others."""
-    return name.startswith(".") or name in ("lost+found", "Thumbs.db", "desktop.ini", folder_lock.LOCK_FILE)
 
 
 def sessions(output_dir: str | Path) -> list[dict[str, Any]]:
