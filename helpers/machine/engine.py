@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -68,10 +69,20 @@ class Engine(TrainerCallback):
     def reset_peak(self) -> None: ...
 
     def peak_memory(self) -> int | None:
-        """Peak memory in bytes: of this process on a CPU (under Linux), of the device elsewhere; None if unknown."""
+        """Peak memory in bytes: of this process on a CPU, of the device elsewhere; None if unknown."""
+        if sys.platform == "win32":
+            import psutil
+
+            return psutil.Process().memory_info().peak_wset
         status = Path("/proc/self/status")
-        peak = status.exists() and re.search(r"VmHWM:\s+(\d+)", status.read_text())
-        return 1024 * int(peak[1]) if peak else None
+        if status.exists():
+            peak = re.search(r"VmHWM:\s+(\d+)", status.read_text())
+            if peak:
+                return 1024 * int(peak[1])
+        import resource  # may include the peak of the parent process
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class CudaEngine(Engine):

@@ -1,7 +1,7 @@
 """A notebook's default run on other machines: whether it fits, how long, how much, and which machine is fastest.
 
 python -m helpers.plan lejepa_training --hardware T4,v5e-8 --examples 50000
-python -m helpers.plan legal_cot_sft --model Qwen/Qwen2.5-7B-Instruct --method lora --hardware T4,card.json
+python -m helpers.plan legal_cot_sft --model Qwen/Qwen2.5-7B-Instruct --method lora --hardware "A6000:48GB,768GB/s,155TFLOPS"
 python -m helpers.plan hardware_tuning --measured outputs/hardware_tuning/results.json
 """
 
@@ -17,7 +17,7 @@ from helpers.parameters import LARGEST
 from helpers.show import tables
 
 from .forecast import LEFT_OUT, NOT_KNOWN, Forecast, Measured, forecast, interval, is_faster, seconds_an_example
-from .machines import FREE, NAMES, machine, runtime_of
+from .machines import FREE, NAMES, machine, runtime_of, split_names
 from .settings import plan
 from .workloads import ROOMS, Asked, Workload, room
 
@@ -141,9 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m helpers.plan", description=__doc__, formatter_class=form)
     parser.add_argument("notebook", help=", ".join(ROOMS))
-    hardware = (
-        f"names between commas: {', '.join(NAMES)}, N x a GPU, as nvidia-smi says it, or the .json file of another card"
-    )
+    hardware = f"names between commas: {', '.join(NAMES)}, N x a GPU, as nvidia-smi says it, or with a datasheet"
     parser.add_argument("--hardware", default=DEFAULT_HARDWARE, help=hardware)
     for name, text in HELP.items():
         default = getattr(Asked, name)
@@ -160,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = Asked(**{name: getattr(options, name) for name in HELP})
     try:
         measured = [Measured.read(path) for path in options.measured]
-        runs = forecasts(options.notebook, options.hardware.split(","), asked, fused=options.fused, measured=measured)
+        runs = forecasts(options.notebook, split_names(options.hardware), asked, fused=options.fused, measured=measured)
         if not any(run.plan for run in runs):
             raise ValueError("\n".join(run.problem for run in runs))
     except (ValueError, OSError, RuntimeError) as error:

@@ -17,6 +17,8 @@ from helpers.parameters import did_you_mean
 SLICES = ("v2-8", "v3-8", "v5e-1", "v5e-4", "v5e-8", "v6e-1", "v6e-4", "v6e-8")
 GPUS = tuple(accelerator.name for accelerator in CATALOGUE if accelerator.kind == "cuda")
 NAMES = (*GPUS, *SLICES, "CPU")
+UNITS = ("GB", "GB/s", "TFLOPS")
+DATASHEET = "A6000:48GB,768GB/s,155TFLOPS"
 GPU_LIMIT = 16  # of one machine; beyond it a network is part of the step, which nothing here knows
 PRICES = json.loads(Path(__file__).with_name("prices.json").read_text(encoding="utf-8"))
 # Free tiers, within a quota, as of November 2026.
@@ -24,21 +26,15 @@ FREE = {"T4": "Colab", "P100": "Kaggle", "2xT4": "Kaggle", "v5e-1": "Colab", "v5
 
 
 def machine(name: str) -> Machine:
-    """The machine of a name: a GPU of the catalogue, `N x` of one, a TPU slice, `CPU`, or the .json file of another card.
+    """The machine of a name: a GPU of the catalogue, `N x` of one, a TPU slice, `CPU`, or a card with its datasheet.
 
     A GPU may also be called as `nvidia-smi` calls it. Case, spaces and hyphens do not matter; `A100` is the one of 40 GB.
-    The file holds one card, as `helpers/machine/hardware.json` has them.
+    A datasheet has memory, bandwidth and the dense peak of 16-bit products: `A6000:48GB,768GB/s,155TFLOPS`.
 
-    Raises ValueError for an unknown name, with the known ones, and for a file that is not there or lacks a figure.
+    Raises ValueError for an unknown name, with the known ones, and for a datasheet that lacks a figure.
     """
-    if name.endswith(".json"):
-        try:
-            card = Accelerator.model_validate_json(Path(name.strip()).read_bytes())
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"hardware={name!r}: no card as helpers/machine/hardware.json has them ({error})"
-            ) from error
-        return Machine(name=card.name, kind=card.kind, accelerator=card)
+    if ":" in name:
+        return _by_datasheet(name)
     times, plain = re.findall(r"^(?:(\d+)[x×])?(.*)", _plain(name))[0]
     count = int(times or 1)
     catalogue = {_plain(entry): entry for entry in NAMES} | {"a100": "A100 40GB"}
@@ -52,12 +48,38 @@ def machine(name: str) -> Machine:
     if catalogued not in GPUS or not 1 <= count <= GPU_LIMIT:
         raise ValueError(
             f"hardware={name!r}: unknown; {did_you_mean(name, NAMES)}there are {', '.join(NAMES)}, and 2 to {GPU_LIMIT} of a GPU, "
-            f"such as 2xT4. For another card give a .json file with its datasheet"
+            f"such as 2xT4. For another card give its datasheet: {DATASHEET}"
         )
     accelerator = find(catalogued)
     if count > 1:
         catalogued = f"{count}x{catalogued}"
     return Machine(name=catalogued, kind="cuda", accelerator=accelerator, count=count)
+
+
+def split_names(hardware: str) -> list[str]:
+    """The names between commas; the commas inside a datasheet belong to it."""
+    return re.split(rf",(?!\s*[\d.]+\s*(?:{'|'.join(UNITS)})\s*(?:,|$))", hardware, flags=re.IGNORECASE)
+
+
+def _by_datasheet(text: str) -> Machine:
+    name, figures = map(str.strip, text.rsplit(":", 1))
+    pattern = ",".join(rf"\s*([\d.]+)\s*{unit}\s*" for unit in UNITS)
+    datasheet = re.fullmatch(pattern, figures, re.IGNORECASE)
+    if not name or not datasheet or not all(map(float, datasheet.groups())):
+        raise ValueError(f"hardware={text!r}: no datasheet; write memory, bandwidth and peak such as {DATASHEET}")
+    memory, bandwidth, peak = map(float, datasheet.groups())
+    accelerator = Accelerator(
+        name=name,
+        kind="cuda",
+        pattern=re.escape(name),
+        gigabytes=round(memory),
+        gigabytes_per_second=round(bandwidth),
+        teraflops={"bf16": peak, "fp16": peak, "fp32": peak / 2},
+        compute_capability=(8, 0),
+        source="given by hand",
+        note="datasheet given by hand, taken for a card with bf16 (sm_80 or newer)",
+    )
+    return Machine(name=name, kind="cuda", accelerator=accelerator)
 
 
 def _plain(name: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from transformers import TrainingArguments
 
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Plan
+from helpers.show import tracking
 
 
 def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, cls=TrainingArguments, **overrides):
@@ -45,6 +48,9 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "prediction_loss_only": True,
         **overrides,
     }
+    if fields.get("report_to") == "wandb" and importlib.util.find_spec("wandb") is None:
+        fields["report_to"] = "none"
+        tracking.say("report_to='wandb', but wandb is not installed: the run continues without it")
     arguments = cls(**fields)
     # The trainer sets TF32 while it computes (`Engine.computing`); transformers would set it for good.
     arguments.tf32 = runtime.has_tf32 or None

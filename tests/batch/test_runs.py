@@ -58,10 +58,10 @@ def test_an_edited_notebook_or_other_data_is_another_run_in_a_folder_of_its_own(
 
     (data / "one.txt").write_text("twice")
     assert main(notebook, folder, "seed=0", "--jobs", "2") == 0
-    assert "run: not the same content of data_source as before" in caplog.text
+    assert "run: content of data_source changed since the earlier run" in caplog.text
     small.edit(notebook, "else 0.5", "else 0.1")
     assert main(notebook, folder, "seed=0", "--jobs", "2") == 0
-    assert "run: not the same notebook and content of data_source as before" in caplog.text
+    assert "run: notebook and content of data_source changed since the earlier run" in caplog.text
     rows = table(folder)
     assert [row["train.loss_last"] for row in rows] == ["0.1", "0.5", "0.5"]
     assert (folder / "run" / "output" / "results.json").read_bytes() == first

@@ -157,8 +157,10 @@ def test_machines_are_compared_on_the_same_examples():
 
 
 def test_an_unknown_machine_costs_one_row(capsys, alone):
-    status, text, error = run(capsys, "hardware_tuning", "--hardware", "T4,GTX 1650")
+    status, text, error = run(capsys, "hardware_tuning", "--hardware", "T4,GTX 1650,A6000:48GB,768GB/s,155TFLOPS")
     assert status == 0 and not error and "GTX 1650: hardware='GTX 1650': unknown" in text
+    own = next(line for line in text.splitlines() if line.startswith("A6000 "))
+    assert "yes" in own and "published runs" in own and "A6000: datasheet given by hand" in text
 
 
 @pytest.mark.parametrize(
@@ -171,8 +173,8 @@ def test_an_unknown_machine_costs_one_row(capsys, alone):
         (("hardware_tuning", "--examples", "-5", "--hardware", "T4"), "examples=-5 is out of range"),
         (("hardware_tuning", "--length", "100000", "--hardware", "T4"), "reads 512 tokens at most"),
         (
-            ("hardware_tuning", "--hardware", "a6000.json"),
-            "hardware='a6000.json': no card as helpers/machine/hardware.json has them",
+            ("hardware_tuning", "--hardware", "A6000:48GB"),
+            "no datasheet; write memory, bandwidth and peak such as A6000:48GB",
         ),
     ],
 )
