@@ -57,12 +57,6 @@ def pretend(folder: Path) -> None:
         Path(point).mkdir(parents=True, exist_ok=True)
         subprocess.run(["mount", "--bind", drive.mounted, point], check=True)
 
-    def upload() -> dict[str, bytes]:
-        chosen = {path.name: path.read_bytes() for path in (folder / "chosen").iterdir()}
-        for name, content in chosen.items():
-            Path(name).write_bytes(content)
-        return chosen
-
     def answers(event: str, arguments: tuple) -> None:
         if event not in ("open", "os.scandir", "os.listdir", "os.rename") or not str(arguments[0]).startswith(places):
             return
@@ -75,8 +69,13 @@ def pretend(folder: Path) -> None:
         return state.read_text() if state.exists() else ""
 
     state, places = folder / "state", (str(drive.mounted), str(MOUNT_POINT))
-    module = types.ModuleType("google.colab")
-    module.__spec__ = importlib.machinery.ModuleSpec("google.colab", None)
-    module.drive, module.files = types.SimpleNamespace(mount=mount), types.SimpleNamespace(upload=upload)
-    sys.modules["google.colab"] = module
+    sys.modules["google.colab"] = module(drive=types.SimpleNamespace(mount=mount))
     sys.addaudithook(answers)
+
+
+def module(**parts: object) -> types.ModuleType:
+    """The module `google.colab` with these parts."""
+    made = types.ModuleType("google.colab")
+    made.__spec__ = importlib.machinery.ModuleSpec("google.colab", None)
+    vars(made).update(parts)
+    return made

@@ -1,6 +1,6 @@
 """What the scripts share that train in a process of their own: arguments, the device, a kill, the losses, the result.
 
-python tests/…_run.py OUTPUT_DIR '{"kind": "xla", ...}' [OUTPUT_DIR '{...}' ...]  prints one line of JSON a run.
+python -m tests.…_run OUTPUT_DIR '{"kind": "xla", ...}' [OUTPUT_DIR '{...}' ...]  prints one line of JSON a run.
 All runs of a process are of one kind.
 """
 

@@ -21,7 +21,7 @@ import argparse
 import contextlib
 import errno
 import fnmatch
-import hashlib
+import itertools
 import json
 import os
 import random
@@ -41,7 +41,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from helpers.run import checkpoint, mirror, provenance  # noqa: E402
-from tests import colab  # noqa: E402
+from tests import colab, damage, harness  # noqa: E402
 from tests.batch import notebook  # noqa: E402
 
 RESULTS = ROOT / "docs/results/faults.json"
@@ -50,7 +50,9 @@ LIMIT = 600.0  # seconds after which a run counts as hung
 LAST = 12
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 OPTIONS = {"width": 16}  # what the small notebook of the batch tests trains with
+HARMS = {"truncated": damage.truncate, "flipped": damage.flip_a_bit, "missing": damage.remove}
 SIGNALS, MOMENTS = ("SIGTERM", "SIGINT", "SIGKILL"), ("step", "evaluation", "saving")
+ENDS = ("SIGTERM", "SIGKILL")
 CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 TELLING = re.compile(
     r"(keep_in: |skipped checkpoint|resuming from |\b[A-Z]\w+Error: |\bStopped: |NonFinite|Checkpoint[NU]\w+: |FolderTaken).*"
@@ -82,20 +84,18 @@ class Script:
 
     def __init__(self, work: Path, kind: str, **options):
         self.work, self.kind, self.options = work, kind, OPTIONS | {"kind": kind} | options
-        self.output, self.log = work / "run" / "output", work / "log.txt"
+        self.output, self.log = work / "run/output", work / "log.txt"
         self.output.parent.mkdir(parents=True, exist_ok=True)
         self.start()
 
     def command(self) -> list:
-        return ["tests/training_run.py", self.output, json.dumps(self.options)]
+        return ["-m", "tests.training_run", self.output, json.dumps(self.options)]
 
     def start(self) -> None:
         with self.log.open("w") as log:
-            command = [*self.before, python(self.kind), *self.command()]
+            command = map(str, [*self.before, python(self.kind), *self.command()])
             pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            self.process = psutil.Popen(
-                [*map(str, command)], cwd=ROOT, env=ENVIRONMENT, start_new_session=True, **pipes
-            )
+            self.process = psutil.Popen([*command], cwd=ROOT, env=ENVIRONMENT, start_new_session=True, **pipes)
 
     def goes_on(self) -> bool:
         return self.process.poll() is None
@@ -118,9 +118,6 @@ class Script:
 
     def said(self) -> str:
         return self.log.read_text(errors="replace")
-
-    def go_on(self) -> None:
-        """Runs what was stopped again where its process still lives."""
 
     def close(self) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -227,7 +224,7 @@ class Cells(Kernel):
 
     def go_on(self):
         expect(self.process.is_running(), "the kernel is gone")
-        self.options = {name: value for name, value in self.options.items() if not name.startswith("hold")}
+        self.options = without_hold(self.options)
         self.execute()
         self.finish()
 
@@ -242,10 +239,16 @@ class NewMachine(Script):
         super().__init__(work, kind, keep_in="drive", drive=str(self.drive.folder), **options)
 
     def strike(self, how):
-        copies = self.drive.mounted / mirror.DRIVE_FOLDER / self.output.name
-        wait_for((copies / "checkpoint-4" / checkpoint.MANIFEST).exists, "no copy")
+        self.wait_for_copy()
         self.drive.upload()
         super().strike(how)
+        self.replace()
+
+    def wait_for_copy(self):
+        copies = self.drive.mounted / mirror.DRIVE_FOLDER / self.output.name
+        wait_for((copies / "checkpoint-4" / checkpoint.MANIFEST).exists, "no copy")
+
+    def replace(self):
         self.drive.new_machine()
         shutil.rmtree(self.output)
 
@@ -265,6 +268,10 @@ PLACES = {
 def python(kind: str) -> str:
     """The interpreter of the Makefile's environment, or this one where that is not there."""
     return str(PYTHONS[kind] if PYTHONS[kind].exists() else sys.executable)
+
+
+def without_hold(options: dict) -> dict:
+    return {name: value for name, value in options.items() if not name.startswith("hold")}
 
 
 def expect(condition: object, said: str) -> None:
@@ -289,13 +296,8 @@ def last_words(said: str) -> str:
     return last[:300]
 
 
-@contextlib.contextmanager
 def running(place: type[Script], work: Path, kind: str = "cpu", **options):
-    run = place(work, kind, **options)
-    try:
-        yield run
-    finally:
-        run.close()
+    return contextlib.closing(place(work, kind, **options))
 
 
 def finish(place: type[Script], work: Path, kind: str = "cpu", **options) -> str:
@@ -319,33 +321,23 @@ def standing(place: type[Script], work: Path, when: str, kind: str = "cpu", **op
 # ---- faults of disks, files and numbers: each leaves a run that was disturbed, and returns what it said
 
 
-def fails(work: Path, kind: str, expected: str, **options) -> str:
-    with running(Script, work, kind, **options) as run:
+def fails(work: Path, expected: str, **options) -> str:
+    with running(Script, work, **options) as run:
         run.process.wait(LIMIT)
         expect(run.process.returncode == 1 and expected in run.said(), run.said())
         return run.said()
 
 
-def killed(work: Path, kind: str) -> None:
+def killed(work: Path, **options) -> None:
     """Leaves checkpoint-8 and checkpoint-4."""
-    with running(Script, work, kind, kill_step=9) as run:
+    with running(Script, work, kill_step=9, **options) as run:
         expect(run.process.wait(LIMIT) == -signal.SIGKILL, run.said())
 
 
-def damaged(work: Path, kind: str, harm: str, name: str, from_step: int = 4) -> str:
-    killed(work, kind)
-    path = work / "run" / "output" / "checkpoint-8" / name
-    content = path.read_bytes()
-    middle = len(content) // 2
-    if harm == "missing":
-        path.unlink()
-    else:
-        path.write_bytes(
-            content[:-7]
-            if harm == "truncated"
-            else content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-        )
-    said = finish(Script, work, kind)
+def damaged(work: Path, harm: str, name: str, from_step: int = 4) -> str:
+    killed(work)
+    HARMS[harm](work / "run/output/checkpoint-8" / name)
+    said = finish(Script, work)
     expect(f"resuming from checkpoint-{from_step}" in said, said)
     return next(line for line in said.splitlines() if re.match(rf"skipped checkpoint-8: |{name} of ", line))
 
@@ -361,11 +353,11 @@ def disk_in_memory(output: Path, size: str):
         subprocess.run(["umount", str(output)], check=True)
 
 
-def full_disk(work: Path, kind: str) -> str:
+def full_disk(work: Path) -> str:
     """All room is taken when the run has begun."""
-    output, whole = work / "run" / "output", work / "copy"
+    output, whole = work / "run/output", work / "copy"
     with disk_in_memory(output, "3m"):
-        with standing(Script, work, "step", kind) as run:
+        with standing(Script, work, "step") as run:
             with contextlib.suppress(OSError), (output / "filler").open("wb") as file:
                 while True:
                     file.write(bytes(4096))
@@ -379,49 +371,47 @@ def full_disk(work: Path, kind: str) -> str:
     return said
 
 
-def small_disk(work: Path, kind: str) -> str:
+def small_disk(work: Path) -> str:
     """Room for a checkpoint, but not for those that are kept: refused before the first step."""
-    with disk_in_memory(work / "run" / "output", "300k"):
-        return fails(work, kind, "are missing")
+    with disk_in_memory(work / "run/output", "300k"):
+        return fails(work, "are missing")
 
 
-def unreadable(work: Path, kind: str) -> str:
+def unreadable(work: Path) -> str:
     """Reading checkpoints gives an input/output error: nothing is renamed, and nothing begins at step 0."""
-    killed(work, kind)
-    before = sorted(path.name for path in (work / "run" / "output").glob("*checkpoint-*"))
-    said = fails(work, kind, os.strerror(errno.EIO), unreadable=errno.EIO)
-    expect(sorted(path.name for path in (work / "run" / "output").glob("*checkpoint-*")) == before, said)
+    killed(work)
+    before = {*(work / "run/output").glob("*checkpoint-*")}
+    said = fails(work, os.strerror(errno.EIO), unreadable=errno.EIO)
+    expect({*(work / "run/output").glob("*checkpoint-*")} == before, said)
     return said
 
 
 def refused_second(work: Path, living: Script, output: Path, expected: str, before: tuple = ()) -> str:
     """What a second run says that wants what the living one owns, which then ends."""
-    script = str(ROOT / "tests/training_run.py")  # nsenter begins at the root
-    options = {name: value for name, value in living.options.items() if not name.startswith("hold")}
-    command = [*before, python(living.kind), script, str(output), json.dumps(options)]
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    options = json.dumps(without_hold(living.options))
+    done = harness.finished(*before, python(living.kind), "-m", "tests.training_run", output, options, env=ENVIRONMENT)
     expect(done.returncode == 1 and expected in done.stderr, done.stdout + done.stderr)
     (work / "hold").unlink()
     living.finish()
     return done.stderr
 
 
-def two_owners(work: Path, kind: str, place: type[Script] = Script) -> str:
-    with standing(place, work, "step", kind) as living:
+def two_owners(work: Path, place: type[Script] = Script) -> str:
+    with standing(place, work, "step") as living:
         inside = ("nsenter", "-t", str(living.target().pid), "-p", "-m") if place.before else ()
         return refused_second(work, living, living.output, "FolderTaken: ", inside)
 
 
-def two_machines(work: Path, kind: str) -> str:
-    with standing(Script, work, "step", kind, keep_in=str(work / "kept")) as living:
+def two_machines(work: Path) -> str:
+    with standing(Script, work, "step", keep_in=str(work / "kept")) as living:
         return refused_second(work, living, work / "other" / living.output.name, "FolderTaken: keep_in=")
 
 
-def drive_answers(state: str) -> Callable[[Path, str], str]:
+def drive_answers(state: str) -> Callable[[Path], str]:
     """Training ends whatever the Drive does; what it lacks is said, and copied when it answers again."""
 
-    def fault(work: Path, kind: str) -> str:
-        with standing(NewMachine, work, "step", kind) as run:
+    def fault(work: Path) -> str:
+        with standing(NewMachine, work, "step") as run:
             run.drive.answer(state)
             (work / "hold").unlink()
             wait_for((run.output / f"checkpoint-{LAST}" / checkpoint.MANIFEST).exists, "training waits for the Drive")
@@ -431,71 +421,65 @@ def drive_answers(state: str) -> Callable[[Path, str], str]:
             copied = "everything is copied" if state == "late" else "ATTENTION: keep_in: not everything is copied"
             expect(copied in said and said.count("keep_in: not copied to") == (state != "late"), said)
             run.drive.answer("")
-        again = finish(NewMachine, work, kind)
+        again = finish(NewMachine, work)
         expect("everything is copied" in again, again)
         return next(line for line in said.splitlines() if "copied" in line and ("not " in line or state == "late"))
 
     return fault
 
 
-def lost_minute(work: Path, kind: str) -> str:
+def lost_minute(work: Path) -> str:
     """The Drive lost a part of what was copied in the last minute: whatever is left, the run ends as it would have."""
-    with standing(NewMachine, work, "evaluation", kind) as run:
-        wait_for(
-            (run.drive.mounted / mirror.DRIVE_FOLDER / "output/checkpoint-4" / checkpoint.MANIFEST).exists, "no copy"
-        )
+    with standing(NewMachine, work, "evaluation") as run:
+        run.wait_for_copy()
         run.process.kill()
         run.process.wait()
         run.drive.upload(random.Random(3))
-        run.drive.new_machine()
-        shutil.rmtree(run.output)
-    return finish(NewMachine, work, kind)
+        run.replace()
+    return finish(NewMachine, work)
 
 
-def moved(work: Path, kind: str, harm: str) -> str:
+def moved(work: Path, harm: str) -> str:
     """A checkpoint under another name is not passed over, and a link to one is followed."""
-    killed(work, kind)
+    killed(work)
     newest, other = work / "run/output/checkpoint-8", work / ("run/output/mine" if harm == "renamed" else "elsewhere")
     newest.rename(other)
     if harm == "renamed":
-        said = fails(work, kind, "rename it to checkpoint-8")
+        said = fails(work, "rename it to checkpoint-8")
         other.rename(newest)
         return said
     newest.symlink_to(other)
-    said = finish(Script, work, kind)
+    said = finish(Script, work)
     expect("resuming from checkpoint-8" in said and (other / checkpoint.MANIFEST).exists(), said)
     return said
 
 
-def refused_by_torch(work: Path, kind: str) -> str:
-    killed(work, kind)
+def refused_by_torch(work: Path) -> str:
+    killed(work)
     newest = work / "run/output/checkpoint-8"
     (newest / "optimizer.pt").write_bytes(b"of another version")
-    digests = json.loads((newest / checkpoint.MANIFEST).read_text())
-    digests["optimizer.pt"] = hashlib.sha256(b"of another version").hexdigest()
-    (newest / checkpoint.MANIFEST).write_text(json.dumps(digests))
-    said = finish(Script, work, kind)
+    damage.sign(newest)
+    said = finish(Script, work)
     expect("resuming from checkpoint-4" in said, said)
     return next(line for line in said.splitlines() if line.startswith("skipped "))
 
 
-def lost_identity(work: Path, kind: str) -> str:
+def lost_identity(work: Path) -> str:
     """A power failure left run.json and sessions.json empty."""
     options = {"keep_in": str(work / "kept")}
-    with running(Script, work, kind, kill_step=9, **options) as run:
-        expect(run.process.wait(LIMIT) == -signal.SIGKILL, run.said())
+    killed(work, **options)
     for name in ("run.json", "sessions.json"):
-        (run.output / name).write_bytes(b"")
-    said = finish(Script, work, kind, **options)
+        (work / "run/output" / name).write_bytes(b"")
+    said = finish(Script, work, **options)
     expect("resuming from checkpoint-8" in said, said)
     return said
 
 
-def nan(what: str, **options) -> Callable[[Path, str], str]:
-    return lambda work, kind: fails(work, kind, f"NonFiniteLoss: {what} is nan", **options)
+def nan(what: str, **options) -> Callable[[Path], str]:
+    return lambda work: fails(work, f"NonFiniteLoss: {what} is nan", **options)
 
 
-FAULTS: dict[str, Callable[[Path, str], str]] = {
+FAULTS: dict[str, Callable[[Path], str]] = {
     "full disk": full_disk,
     "unreadable disk": unreadable,
     "NaN loss": nan("loss", nan_step=6),
@@ -507,18 +491,17 @@ FAULTS: dict[str, Callable[[Path, str], str]] = {
     "Drive loses the last minute": lost_minute,
     "two machines with one second place": two_machines,
     "room for two checkpoints": small_disk,
-    "renamed checkpoint": lambda work, kind: moved(work, kind, "renamed"),
-    "linked checkpoint": lambda work, kind: moved(work, kind, "linked"),
+    "renamed checkpoint": lambda work: moved(work, "renamed"),
+    "linked checkpoint": lambda work: moved(work, "linked"),
     "checkpoint that torch refuses": refused_by_torch,
     "empty run.json and sessions.json": lost_identity,
-    "flipped meter.json": lambda work, kind: damaged(work, kind, "flipped", "meter.json", from_step=8),
+    "flipped meter.json": lambda work: damaged(work, "flipped", "meter.json", from_step=8),
     "two owners": two_owners,
-    "two owners in a pid namespace": lambda work, kind: two_owners(work, kind, InContainer),
+    "two owners in a pid namespace": lambda work: two_owners(work, InContainer),
 }
-KINDS_OF_FILES = ("manifest.json", "model.safetensors", "optimizer.pt", "trainer_state.json")
-for _harm in ("truncated", "flipped", "missing"):
-    for _name in KINDS_OF_FILES:
-        FAULTS[f"{_harm} {_name}"] = lambda work, kind, harm=_harm, name=_name: damaged(work, kind, harm, name)
+for _harm in HARMS:
+    for _name in ("manifest.json", "model.safetensors", "optimizer.pt", "trainer_state.json"):
+        FAULTS[f"{_harm} {_name}"] = lambda work, harm=_harm, name=_name: damaged(work, harm, name)
 
 
 # ---- all of them
@@ -527,27 +510,27 @@ for _harm in ("truncated", "flipped", "missing"):
 def cells() -> list[Cell]:
     """All cells, in the order in which they run."""
     places = ("script", "papermill", "helpers.batch", "notebook kernel")
-    found = [Cell(where, when, how) for where in places for when in MOMENTS for how in SIGNALS]
-    found += [Cell("script", when, how, "xla") for when in MOMENTS for how in ("SIGTERM", "SIGKILL")]
-    found += [
-        Cell(each, "step", how) for each in ("one of two processes", "pid namespace") for how in ("SIGTERM", "SIGKILL")
-    ]
-    found += [Cell("new machine", when, "SIGKILL") for when in MOMENTS] + [
-        Cell("new machine", "step", "SIGKILL", "xla")
-    ]
-    found += [Cell("cells of one kernel", when, "SIGINT") for when in MOMENTS]
-    return found + [Cell("single fault", "", name) for name in FAULTS]
+    parts = (  # where, when, how, on what
+        (places, MOMENTS, SIGNALS, ["cpu"]),
+        (["script"], MOMENTS, ENDS, ["xla"]),
+        (["one of two processes", "pid namespace"], ["step"], ENDS, ["cpu"]),
+        (["new machine"], MOMENTS, ["SIGKILL"], ["cpu"]),
+        (["new machine"], ["step"], ["SIGKILL"], ["xla"]),
+        (["cells of one kernel"], MOMENTS, ["SIGINT"], ["cpu"]),
+        (["single fault"], [""], FAULTS, ["cpu"]),
+    )
+    return [Cell(*names) for part in parts for names in itertools.product(*part)]
 
 
 def ending(output: Path) -> dict:
     """Digests of what training would continue from, and all losses, at the last step of a finished run."""
     last, skipped = checkpoint.newest_whole(output)
     expect(last and checkpoint.step_of(last) == LAST and not skipped, f"ends with {last and last.name}, {skipped}")
-    files = [*last.rglob("*.safetensors"), last / "optimizer.pt", last / "scheduler.pt"]
-    found = {str(path.relative_to(last)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
     history = json.loads((last / "trainer_state.json").read_text())["log_history"]
     timed = ("runtime", "per_second", "seconds")
-    return found | {"losses": [{k: v for k, v in entry.items() if not k.endswith(timed)} for entry in history]}
+    return harness.fingerprint(output, LAST) | {
+        "losses": [{k: v for k, v in entry.items() if not k.endswith(timed)} for entry in history]
+    }
 
 
 def reference(place: type[Script], kind: str) -> dict:
@@ -558,24 +541,25 @@ def reference(place: type[Script], kind: str) -> dict:
         shutil.rmtree(known, ignore_errors=True)
         finish(place, known, kind)
         (known / "whole").touch()
-    return ending(known / "run" / "output")
+    return ending(known / "run/output")
 
 
 def outcome(cell: Cell, work: Path) -> dict:
     """What is to be said of a cell: how it ended, what the run said, and the step that it had saved."""
     place = PLACES.get(cell.where, Script)
     if cell.where == "single fault":
-        said, saved = FAULTS[cell.how](work, cell.kind), None
+        said, saved = FAULTS[cell.how](work), None
     else:
         with standing(place, work, cell.when, cell.kind) as run:
             run.strike(cell.how)
             said = run.said()
-            newest, _ = checkpoint.newest_whole(work / "run" / "output")
+            newest, _ = checkpoint.newest_whole(work / "run/output")
             saved = newest and checkpoint.step_of(newest)
             expect(saved != LAST, "the run took no notice")
-            run.go_on()
+            if isinstance(run, Cells):
+                run.go_on()
     finish(place, work, cell.kind)
-    got, expected = ending(work / "run" / "output"), reference(place, cell.kind)
+    got, expected = ending(work / "run/output"), reference(place, cell.kind)
     differs = [name for name in expected if got.get(name) != expected[name]]
     return {"outcome": "lost" if differs else "identical", "said": last_words(said), "saved": saved, "differs": differs}
 

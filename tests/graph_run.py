@@ -1,12 +1,7 @@
 """One small but real GraphMER run in its own process, for the tests that kill, resume and compare runs.
 
-python tests/graph_run.py OUTPUT_DIR '{"kind": "xla", "data": "folder", "changes": {"run.max_steps": 8}}'  prints one line of JSON.
+python -m tests.graph_run OUTPUT_DIR '{"kind": "xla", "data": "folder", "changes": {"run.max_steps": 8}}'  prints one line of JSON.
 """
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests import driver
 

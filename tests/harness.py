@@ -1,6 +1,6 @@
 """A notebook, a training or a piece of code in a process of its own: where this suite is, where it is not, and on XLA.
 
-run(DRIVER, "folder", '{"steps": 12}')   # as subprocess.run([sys.executable, DRIVER, ...], capture_output=True, text=True)
+run("-m", "tests.legal_run", "folder", '{"steps": 12}')   # as subprocess.run([sys.executable, "-m", ...], capture_output=True, text=True)
 run("-c", "print(1 + 1)", xla=True, PJRT_DEVICE="CPU")
 run_notebook("graphmer_se", folder, {"max_steps": 4})
 
@@ -14,6 +14,7 @@ import gc
 import hashlib
 import importlib
 import json
+import math
 import os
 import runpy
 import shutil
@@ -22,6 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,7 +37,7 @@ START = 600  # seconds that a kernel may take to start on a busy machine, instea
 
 
 def run(*arguments: object, xla: bool = False, fresh: bool = False, **environment: str) -> subprocess.CompletedProcess:
-    """Runs a script, or code after "-c", with arguments in the root folder to its end, and returns what it printed.
+    """Runs a module after "-m" or code after "-c" with arguments in the root folder to its end, and returns what it printed.
 
     Args:
         xla: whether transformers and accelerate take XLA in it, where torch_xla is installed.
@@ -55,10 +57,15 @@ def run(*arguments: object, xla: bool = False, fresh: bool = False, **environmen
         return subprocess.CompletedProcess(arguments, status, stdout.read(), stderr.read())
 
 
-def python(*arguments: object, cwd: Path = ROOT, timeout: float = LIMIT, **options) -> subprocess.CompletedProcess:
+def finished(*command: object, **options) -> subprocess.CompletedProcess:
+    """A command that ran to its end in the root folder, and what it printed."""
+    options = {"cwd": ROOT, "timeout": LIMIT, "capture_output": True, "text": True} | options
+    return subprocess.run([*map(str, command)], **options)
+
+
+def python(*arguments: object, **options) -> subprocess.CompletedProcess:
     """An interpreter of its own, with nothing of this suite."""
-    options |= {"cwd": cwd, "timeout": timeout, "capture_output": True, "text": True}
-    return subprocess.run([sys.executable, *map(str, arguments)], **options)
+    return finished(sys.executable, *arguments, **options)
 
 
 def printed(*arguments: object, **options) -> str:
@@ -130,6 +137,31 @@ def _keep(files: list[int]) -> None:
     os.close(answers)
 
 
+def write(folder: Path, files: dict[str, str | bytes | list]) -> Path:
+    """Writes files below a folder: texts without their common indentation, and rows as lines of JSON."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, list):
+            content = "\n".join(map(json.dumps, content))
+        path.write_bytes(content if isinstance(content, bytes) else textwrap.dedent(content).encode())
+    return folder
+
+
+def read_json(path: Path | str):
+    return json.loads(Path(path).read_text())
+
+
+def namespaces(*kinds: str) -> list[str]:
+    """The beginning of a command in Linux namespaces of its own. Skips where this kernel allows none."""
+    import pytest
+
+    command = ["unshare", *kinds]
+    if finished(*command, "true").returncode:
+        pytest.skip("this kernel allows no new namespaces")
+    return command
+
+
 # ---- XLA: the choice between XLA and the CPU is made once a process, and takes seconds
 
 
@@ -147,8 +179,9 @@ def cpu_here():
     return runtime.detect(use_tpu=False)
 
 
-def answers_on_xla(script: str, devices: int = 8) -> dict:
-    """What `script` prints after "ANSWERS ", as JSON, from a process with that many virtual XLA devices.
+@functools.cache
+def answers_on_xla(script: str) -> dict:
+    """What `script` prints after "ANSWERS ", as JSON, from a process with eight virtual XLA devices; it runs once.
 
     Skips the test without torch_xla; fails it with the end of the script's messages if the script fails.
     """
@@ -158,7 +191,7 @@ def answers_on_xla(script: str, devices: int = 8) -> dict:
 
     if not xla.installed():
         pytest.skip("torch_xla is not installed")
-    environment = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8", "TF_CPP_MIN_LOG_LEVEL": "3"}
     process = run("-c", script, xla=True, **environment)
     assert process.returncode == 0, process.stderr[-3000:]
     return json.loads(process.stdout.rsplit("ANSWERS ", 1)[1])
@@ -167,14 +200,14 @@ def answers_on_xla(script: str, devices: int = 8) -> dict:
 # ---- trainings in a process of their own: killed, resumed, compared
 
 
-def train_all(driver: Path, runs: Sequence[tuple[Path, dict]], fresh: bool = False) -> subprocess.CompletedProcess:
-    """Runs a driver (tests/driver.py) for folders and their options, all in one process."""
+def train_all(driver: str, runs: Sequence[tuple[Path, dict]], fresh: bool = False) -> subprocess.CompletedProcess:
+    """Runs a driver (tests/driver.py), which is named as a module, for folders and their options, all in one process."""
     arguments = [part for folder, options in runs for part in (folder, json.dumps(options))]
     on_xla = any(options.get("kind") == "xla" for _, options in runs)
-    return run(driver, *arguments, xla=on_xla, fresh=fresh)
+    return run("-m", driver, *arguments, xla=on_xla, fresh=fresh)
 
 
-def train(driver: Path, folder: Path, fresh: bool = False, **options) -> subprocess.CompletedProcess:
+def train(driver: str, folder: Path, fresh: bool = False, **options) -> subprocess.CompletedProcess:
     return train_all(driver, [(folder, options)], fresh)
 
 
@@ -247,7 +280,7 @@ def run_notebook(name: str, folder: Path, parameters: dict, notebooks: Path = NO
     assert {"source", "revision"} <= results["data"].keys()
     shown = [part for cell in executed.cells for part in cell.get("outputs", []) if "image/png" in part.get("data", {})]
     assert len(shown) >= len([*output.glob("figures/*.png")])  # what is drawn is also seen
-    assert results["schema"] == 2 and results["sessions"]
+    assert results["schema"] == 2 and results["sessions"] and math.isfinite(results["train"]["loss_last"])
     assert all(cell.execution_count for cell in executed.cells if cell.cell_type == "code" and cell.source.strip())
     kept = [file for suffix in ("bin", "pt", "pkl") for file in output.glob(f"[ms]*/**/*.{suffix}")]
     assert all("checkpoint-" in str(file) for file in kept)  # what a person takes away is safetensors alone
@@ -283,10 +316,9 @@ if __name__ == "__main__":
     import numpy
 
     numpy.random.seed()  # from the system, as a new interpreter's; Python's own is after a fork
-    if request["arguments"][0] == "-c":
-        _, code, *sys.argv[1:] = request["arguments"]
-        sys.path[0] = ""
+    kind, code, *sys.argv[1:] = request["arguments"]
+    sys.path[0] = str(ROOT)
+    if kind == "-c":
         exec(compile(code, "<string>", "exec", dont_inherit=True), {"__name__": "__main__"})
     else:
-        sys.argv = request["arguments"]
-        runpy.run_path(sys.argv[0], run_name="__main__")  # its folder is this file's and in sys.path
+        runpy.run_module(code, run_name="__main__")

@@ -1,13 +1,10 @@
 """Small but real fine-tuning runs in a process of their own, for the tests that kill, resume and compare runs.
 
-python tests/legal_run.py OUTPUT_DIR '{"kind": "xla", "steps": 8, ...}' [OUTPUT_DIR '{...}' ...]  prints one line of JSON
+python -m tests.legal_run OUTPUT_DIR '{"kind": "xla", "steps": 8, ...}' [OUTPUT_DIR '{...}' ...]  prints one line of JSON
 a run. All runs of a process are of one kind.
 """
 
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests import driver
 
@@ -104,20 +101,12 @@ def main(output_dir: str, options: dict) -> dict:
 
 def loss_by_hand(trainer, examples) -> float:
     """Mean loss over all labels of examples, each alone in a plain forward pass of a CPU copy."""
-    import copy
-
     import torch
 
-    if getattr(trainer.model, "is_loaded_in_4bit", False):
-        return _loss(trainer.model.eval(), examples)  # what is in 4 bits cannot be copied so
-    tensors = {id(p): torch.nn.Parameter(p.detach().cpu()) for p in trainer.model.parameters()}
-    tensors |= {id(b): b.detach().cpu() for b in trainer.model.buffers()}
-    return _loss(copy.deepcopy(trainer.model, tensors).eval(), examples)
+    from helpers.machine.engine import cpu_copy
 
-
-def _loss(model, examples) -> float:
-    import torch
-
+    in_four_bits = getattr(trainer.model, "is_loaded_in_4bit", False)  # and so cannot be copied
+    model = (trainer.model if in_four_bits else cpu_copy(trainer.model)).eval()
     total = labels = 0
     for row in examples:
         ids, wanted = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])

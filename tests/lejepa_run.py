@@ -1,13 +1,10 @@
 """One small but real embedding run in its own process, for the tests that kill, resume and compare runs.
 
-python tests/lejepa_run.py OUTPUT_DIR '{"kind": "xla", "steps": 12, ...}'  prints one line of JSON at the end.
+python -m tests.lejepa_run OUTPUT_DIR '{"kind": "xla", "steps": 12, ...}'  prints one line of JSON at the end.
 """
 
 import random
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests import driver
 
@@ -43,9 +40,8 @@ def build_model(folder: Path, dropout: float):
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "query", "document", ":"]
-    BertTokenizerFast(vocab={word: row for row, word in enumerate(vocabulary)}, model_max_length=64).save_pretrained(
-        folder
-    )
+    numbers = {word: row for row, word in enumerate(vocabulary)}
+    BertTokenizerFast(vocab=numbers, model_max_length=64).save_pretrained(folder)
     torch.manual_seed(1)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import ROOT, printed, text_of
+from .harness import ROOT, printed, text_of, write
 from .harness import run_notebook as run
 
 pytestmark = pytest.mark.once
@@ -25,11 +25,8 @@ def checkout(tmp_path_factory) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=unwanted)
     for name in ("requirements-gpu.txt", "requirements-tpu.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
-    for name, text in FILES.items():
-        path = folder / name
-        assert not path.exists(), f"{name} is there already"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    assert not [name for name in FILES if (folder / name).exists()]
+    write(folder, FILES)
     planner = folder / "helpers/plan/workloads.py"
     before, start, after = planner.read_text().partition("ROOMS = {\n")
     planner.write_text(f"{before}{start}    {ROOM}\n{after}")

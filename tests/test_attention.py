@@ -5,53 +5,31 @@ import json
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from helpers.machine.attention import QUERY_PARTS, SDPA_ONE_DTYPE, checkpoint_activations, use_one_dtype
 
 from .harness import answers_on_xla
+from .models import tiny
 
 # B batch · H heads · T tokens · D head size
 
 
-def llama(implementation: str = "sdpa") -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        attn_implementation=implementation,
-    )
-    return LlamaForCausalLM(config).eval()
+def llama() -> LlamaForCausalLM:
+    return tiny("Llama", num_hidden_layers=3, attn_implementation="sdpa")
 
 
-def tokens(B: int = 3, T: int = 12) -> torch.Tensor:
-    return torch.randint(0, 50, (B, T), generator=torch.Generator().manual_seed(0))
-
-
-def padding_mask() -> torch.Tensor:
-    mask = torch.ones(3, 12, dtype=torch.long)
-    mask[0, :5] = mask[1, 9:] = 0
-    return mask
-
-
-def queries_keys_values() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[B, H, T, D] each, as autocast leaves them: rotary embeddings made q and k fp32, v is bf16."""
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(2, 4, 10, 8, generator=generator) for _ in range(3))
-    return query, key, value.bfloat16()
+def tokens() -> torch.Tensor:
+    return torch.randint(0, 50, (3, 12), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_logits_are_those_of_stock_attention_bit_for_bit(masked):
-    model = llama()
-    inputs = {"input_ids": tokens(), "attention_mask": padding_mask() if masked else None}
+    model, mask = llama(), torch.ones(3, 12, dtype=torch.long)
+    mask[0, :5] = mask[1, 9:] = 0
+    inputs = {"input_ids": tokens(), "attention_mask": mask if masked else None}
     stock = model(**inputs).logits
     assert use_one_dtype(model)
     assert model.config._attn_implementation == SDPA_ONE_DTYPE
@@ -63,7 +41,8 @@ def test_registered_attention_takes_what_stock_attention_refuses():
     use_one_dtype(model)
     module = model.model.layers[0].self_attn
     module.num_key_value_groups = 1
-    query, key, value = queries_keys_values()
+    query, key, value = torch.randn(3, 2, 4, 10, 8, generator=torch.Generator().manual_seed(0))
+    value = value.bfloat16()  # as autocast leaves them: rotary embeddings made queries and keys fp32
     with pytest.raises(RuntimeError, match="same dtype"):
         sdpa_attention_forward(module, query, key, value, None)
     output, _ = ALL_ATTENTION_FUNCTIONS[SDPA_ONE_DTYPE](module, query, key, value, None)
@@ -128,8 +107,8 @@ def test_on_eight_xla_devices_the_loss_and_the_gradients_of_parts_are_those_of_w
     whole, parts = answers["whole"], answers["parts"]
     assert answers["seen"] == [False, True]
     assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-6)
-    for left, right in zip(parts["gradients"], whole["gradients"], strict=True):
-        torch.testing.assert_close(torch.tensor(left), torch.tensor(right), rtol=1e-4, atol=1e-7)
+    of_parts, of_whole = ([*map(torch.tensor, answer["gradients"])] for answer in (parts, whole))
+    torch.testing.assert_close(of_parts, of_whole, rtol=1e-4, atol=1e-7)
 
 
 def test_saved_configuration_names_no_attention_that_others_lack(tmp_path):
@@ -155,10 +134,7 @@ def loss_and_gradients(model) -> tuple[torch.Tensor, list[torch.Tensor]]:
 def test_recomputed_activations_give_the_identical_loss_and_gradients():
     plain, checkpointed = llama(), llama()
     checkpoint_activations(checkpointed, "cpu")
-    loss, gradients = loss_and_gradients(plain)
-    same_loss, same_gradients = loss_and_gradients(checkpointed)
-    assert torch.equal(loss, same_loss)
-    assert all(torch.equal(left, right) for left, right in zip(gradients, same_gradients, strict=True))
+    torch.testing.assert_close(loss_and_gradients(plain), loss_and_gradients(checkpointed), rtol=0, atol=0)
 
 
 def test_layers_before_the_first_trained_one_do_not_lose_its_gradient():

@@ -2,13 +2,14 @@
 
 import errno
 import json
-import os
 import random
 from pathlib import Path
 
 import pytest
 
 from helpers.run import checkpoint
+from tests import harness
+from tests.damage import flip_a_bit, remove, truncate
 from tests.harness import printed
 from tests.killing import disturbed
 
@@ -23,34 +24,18 @@ FILES = {
 }
 
 
-def write(output_dir: Path, step: int) -> Path:
+def write(output_dir: Path, step: int = 5) -> Path:
     with checkpoint.staged(output_dir, step) as staging:
         fill(staging / f"checkpoint-{step}", step)
     return checkpoint.folder(output_dir, step)
 
 
 def fill(folder: Path, step: int) -> None:
-    for name, content in FILES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content + str(step).encode())
+    harness.write(folder, {name: content + str(step).encode() for name, content in FILES.items()})
 
 
 def names(output_dir: Path) -> list[str]:
     return sorted(path.name for path in output_dir.iterdir())
-
-
-def remove(path: Path) -> None:
-    path.unlink()
-
-
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
 
 
 # -- damage --
@@ -116,18 +101,7 @@ def test_what_cannot_be_read_raises_and_is_never_taken_for_damage(tmp_path, code
     assert names(tmp_path) == before
 
 
-# -- failures while writing --
-
-
-def test_a_failure_in_the_block_leaves_the_older_checkpoint_and_nothing_else(tmp_path):
-    older = write(tmp_path, 1)
-    with pytest.raises(checkpoint.CheckpointNotWritten) as raised, checkpoint.staged(tmp_path, 2) as staging:
-        fill(staging / "checkpoint-2", 2)
-        raise OSError(28, "No space left on device")
-    assert names(tmp_path) == ["checkpoint-1"] and checkpoint.damage(older) is None
-    message = str(raised.value)
-    assert f"output_dir={str(tmp_path)!r}" in message and "No space left on device" in message
-    assert "newest whole checkpoint is checkpoint-1" in message and "step 2" in message
+# -- what a killed writer leaves --
 
 
 def test_a_leftover_of_a_killed_writer_does_not_leak_into_the_next_checkpoint(tmp_path):
@@ -147,7 +121,8 @@ import json, shutil, sys
 from pathlib import Path
 from helpers.run import checkpoint
 from tests.killing import killed
-from tests.test_checkpoint import fill, names, truncate, write
+from tests.damage import truncate
+from tests.test_checkpoint import names, write
 base, case = Path(sys.argv[1]), sys.argv[2]
 
 def prepare(output_dir):

@@ -20,7 +20,7 @@ COMMANDS = [
     for line in block.replace("\\\n", " ").splitlines()
     if (words := shlex.split(line, comments=True)) and page.stem != "add-a-notebook"  # whose notebook is not there yet
 ]
-TROUBLESHOOTING = " ".join((ROOT / "docs" / "troubleshooting.md").read_text().split())
+TROUBLESHOOTING = " ".join((ROOT / "docs/troubleshooting.md").read_text().split())
 SOURCES = [*(ROOT / "helpers").rglob("*.py"), ROOT / "notebooks/setup_cell.py"]
 
 

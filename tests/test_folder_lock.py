@@ -10,13 +10,18 @@ import threading
 import pytest
 from filelock import SoftFileLease
 
-from tests.harness import ROOT, printed
+from tests.harness import ROOT, finished, namespaces, printed
 
 pytestmark = pytest.mark.once
 
 from helpers.run import folder_lock  # noqa: E402
 
 OWN = "import sys; from helpers.run import folder_lock; folder_lock.own(sys.argv[1]); print('owns', flush=True); sys.stdin.read()"
+
+
+def write_lease(folder, process: int, host: str = socket.gethostname(), seconds: float = 120) -> None:
+    text = f"filelock/2\npid={process}\nhost={host}\nmode=lease\ntoken=t\nduration={seconds}.0\n"
+    (folder / folder_lock.LOCK_FILE).write_text(text)
 
 
 @pytest.fixture
@@ -37,18 +42,14 @@ def test_the_second_process_hears_who_owns_the_folder_and_what_to_do(owner, tmp_
     assert "set output_dir to a new folder" in said and "A dead owner is replaced" in said
 
 
-def test_a_killed_owner_is_replaced_at_once(owner, tmp_path, capsys):
+@pytest.mark.parametrize("named", [True, False])
+def test_an_owner_that_was_killed_even_before_it_wrote_its_name_is_replaced_at_once(owner, tmp_path, capsys, named):
     owner.send_signal(signal.SIGKILL)
     owner.wait()
+    if not named:
+        (tmp_path / folder_lock.LOCK_FILE).write_text("")
     folder_lock.own(tmp_path)
     assert "waiting" not in capsys.readouterr().out
-    assert SoftFileLease(tmp_path / folder_lock.LOCK_FILE).owner.pid == os.getpid()
-    folder_lock.release(tmp_path)
-
-
-def test_a_lock_file_whose_process_died_before_it_wrote_its_name_holds_nobody_up(tmp_path):
-    (tmp_path / folder_lock.LOCK_FILE).touch()
-    folder_lock.own(tmp_path)
     assert SoftFileLease(tmp_path / folder_lock.LOCK_FILE).owner.pid == os.getpid()
     folder_lock.release(tmp_path)
 
@@ -56,9 +57,7 @@ def test_a_lock_file_whose_process_died_before_it_wrote_its_name_holds_nobody_up
 def test_an_owner_on_another_machine_that_is_silent_is_replaced_after_a_while(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(folder_lock, "SILENCE", 6.0)
     monkeypatch.setattr(folder_lock, "HEARTBEAT", 2.0)
-    (tmp_path / folder_lock.LOCK_FILE).write_text(
-        "filelock/2\npid=7\nhost=elsewhere\nmode=lease\ntoken=t\nduration=6.0\n"
-    )
+    write_lease(tmp_path, 7, "elsewhere", 6)
     folder_lock.own(tmp_path)
     assert "elsewhere gives no sign of life: this process takes over" in capsys.readouterr().out
     folder_lock.release(tmp_path)
@@ -68,7 +67,7 @@ def test_an_owner_on_another_machine_that_is_silent_is_replaced_after_a_while(tm
 def test_an_owner_on_another_machine_is_left_alone_at_its_first_sign_of_life(tmp_path, monkeypatch, host):
     monkeypatch.setattr(folder_lock, "SILENCE", 3600.0)  # whoever waited for its end would not return
     lock, ended = tmp_path / folder_lock.LOCK_FILE, threading.Event()
-    lock.write_text(f"filelock/2\npid=99999999\nhost={host}\nmode=lease\ntoken=t\nduration=3600.0\n")
+    write_lease(tmp_path, 99999999, host, 3600)
 
     def live() -> None:
         while not ended.wait(0.2):
@@ -82,21 +81,13 @@ def test_an_owner_on_another_machine_is_left_alone_at_its_first_sign_of_life(tmp
     living.join()
 
 
-def test_the_owner_comes_back_as_often_as_it_likes_and_leaves_nothing_at_its_end(tmp_path):
-    own = "import sys; from helpers.run import folder_lock; folder_lock.own(sys.argv[1]); folder_lock.own(sys.argv[1])"
-    printed("-c", own, tmp_path)
-    assert not (tmp_path / folder_lock.LOCK_FILE).exists()
-
-
 def test_a_disk_that_was_away_costs_its_owner_nothing_and_one_that_stays_away_is_named(tmp_path):
     path = tmp_path / "run"
     path.mkdir()
     folder_lock.own(path)
     (path / "run.json").touch()
     folder_lock._leases[path].release(force=True)  # as the heartbeat does that found no disk
-    (path / folder_lock.LOCK_FILE).write_text(
-        f"filelock/2\npid={os.getpid()}\nhost={socket.gethostname()}\nmode=lease\ntoken=t\nduration=120.0\n"
-    )
+    write_lease(path, os.getpid())
     folder_lock.check(path)
     path.rename(tmp_path / "moved")
     with pytest.raises(FileNotFoundError):
@@ -119,9 +110,7 @@ def test_who_was_taken_over_while_suspended_may_not_write(tmp_path):
     lock = tmp_path / folder_lock.LOCK_FILE
     lock.unlink()
     with subprocess.Popen(["sleep", "60"]) as other:
-        lock.write_text(
-            f"filelock/2\npid={other.pid}\nhost={socket.gethostname()}\nmode=lease\ntoken=t\nduration=120.0\n"
-        )
+        write_lease(tmp_path, other.pid)
         with pytest.raises(folder_lock.FolderTaken):
             folder_lock.check(tmp_path)
         other.kill()
@@ -129,7 +118,7 @@ def test_who_was_taken_over_while_suspended_may_not_write(tmp_path):
     assert lock.exists()
 
 
-def test_a_folder_is_owned_inside_the_block_and_after_it_only_if_before(tmp_path):
+def test_a_folder_is_owned_inside_the_block_after_it_only_if_before_and_not_when_its_process_has_ended(tmp_path):
     with folder_lock.owned(tmp_path / "new"):
         assert (tmp_path / "new" / folder_lock.LOCK_FILE).exists()
     assert not (tmp_path / "new" / folder_lock.LOCK_FILE).exists()
@@ -138,6 +127,9 @@ def test_a_folder_is_owned_inside_the_block_and_after_it_only_if_before(tmp_path
         pass
     assert (tmp_path / folder_lock.LOCK_FILE).exists()
     folder_lock.release(tmp_path)
+    own = "import sys; from helpers.run import folder_lock; folder_lock.own(sys.argv[1]); folder_lock.own(sys.argv[1])"
+    printed("-c", own, tmp_path)
+    assert not (tmp_path / folder_lock.LOCK_FILE).exists()
 
 
 IN_A_CONTAINER = """
@@ -152,26 +144,8 @@ print(stranger.communicate()[1].strip().splitlines()[-1])
 
 
 def test_inside_a_pid_namespace_a_launched_process_may_write_and_another_is_refused_at_once(tmp_path):
-    namespace = ["unshare", "--pid", "--fork", "--mount-proc"]
-    if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this kernel allows no new pid namespace")
-    inside = subprocess.run(
-        # A shell is process 1, which takes over orphans.
-        [
-            *namespace,
-            "sh",
-            "-c",
-            '"$@"; code=$?; exit $code',
-            "sh",
-            sys.executable,
-            "-c",
-            IN_A_CONTAINER,
-            str(tmp_path),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    shell = ["sh", "-c", '"$@"; code=$?; exit $code', "sh"]  # process 1, which takes over orphans
+    namespace = namespaces("--pid", "--fork", "--mount-proc")
+    inside = finished(*namespace, *shell, sys.executable, "-c", IN_A_CONTAINER, tmp_path)
     assert inside.returncode == 0, inside.stderr
     assert "FolderTaken" in inside.stdout and "?pidns-" in inside.stdout and "waiting" not in inside.stdout

@@ -1,7 +1,5 @@
 """Checkpoints that somebody else made: nothing in them runs, and no manifest makes the program fail."""
 
-import hashlib
-import json
 import shutil
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import torch
 
 from helpers.run import checkpoint
 
+from .damage import sign
 from .hostile import MARKER, payload
 from .training_run import DEFAULTS, main
 
@@ -26,19 +25,12 @@ def finished(tmp_path_factory) -> Path:
     return folder
 
 
-def signed(folder: Path) -> None:
-    """Writes the manifest that fits what is there now."""
-    manifest = json.loads((folder / checkpoint.MANIFEST).read_text())
-    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in manifest}
-    (folder / checkpoint.MANIFEST).write_text(json.dumps(digests))
-
-
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
 def test_the_trainer_runs_no_pickle_of_a_checkpoint_and_goes_on_from_the_one_before(finished, tmp_path, name, capsys):
     shutil.copytree(finished, tmp_path / "run")
     newest = checkpoint.folder(tmp_path / "run", 2)
     torch.save({"state": payload(tmp_path)}, newest / name)
-    signed(newest)
+    sign(newest)
     main(str(newest.parent), OPTIONS | {"steps": 3, "save_steps": 3})
     assert not (tmp_path / MARKER).exists()
     skipped = f"skipped checkpoint-2: torch does not load {name}" in capsys.readouterr().out

@@ -1,7 +1,5 @@
 """Source files and configurations of GraphMER against what somebody else may have put there."""
 
-import os
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,18 +47,6 @@ def test_a_source_of_more_than_a_megabyte_is_listed_and_not_parsed_into_gigabyte
     with guarded(tmp_path):
         manifest = load_graph(tmp_path).manifest
     assert [file["path"] for file in manifest["failed"]] == ["more.py"]
-
-
-@pytest.mark.parametrize("suffix", [".py", ".java"])
-def test_a_source_that_is_a_pipe_a_device_or_a_loop_is_listed_and_not_read(tmp_path, suffix):
-    (tmp_path / f"whole{suffix}").write_text("class A: pass" if suffix == ".py" else "class A {}")
-    os.mkfifo(tmp_path / f"pipe{suffix}")
-    (tmp_path / f"device{suffix}").symlink_to("/dev/zero")
-    (tmp_path / f"loop{suffix}").symlink_to(f"loop{suffix}")
-    (tmp_path / f"nothing{suffix}").symlink_to("/no/such")
-    with guarded(tmp_path):
-        manifest = load_graph(tmp_path).manifest
-    assert (len(manifest["files"]), len(manifest["failed"])) == (1, 4)
 
 
 LAUGHS = "".join(f"{c}: &{c} [*{b}, *{b}, *{b}]\n" for b, c in zip("abcdefghijklm", "bcdefghijklmn", strict=True))

@@ -13,16 +13,20 @@ from helpers.machine import xla
 from helpers.run import checkpoint
 
 from . import harness
+from .damage import flip_a_bit
 from .harness import fingerprint, result
 
-DRIVER = Path(__file__).with_name("training_run.py")
 LAST_STEP = 12
 ON_XLA = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 KINDS = [pytest.param("cpu", marks=pytest.mark.once), pytest.param("xla", marks=ON_XLA)]
 SLOW_ON_XLA = [KINDS[0], pytest.param("xla", marks=[ON_XLA, pytest.mark.slow])]
 
 
-run = functools.partial(harness.train, DRIVER)
+run = functools.partial(harness.train, "tests.training_run")
+
+
+def assert_same_end(folder: Path, other: Path) -> None:
+    assert fingerprint(folder, LAST_STEP) == fingerprint(other, LAST_STEP)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +61,7 @@ def test_a_run_that_is_killed_and_stopped_ends_with_identical_weights(kind, undi
     resumed = result(run(tmp_path, fresh=kind == "cpu", kind=kind))
     assert resumed["train"]["resumed_from_step"] == 10
     assert resumed["losses"] == reference["losses"]
-    assert fingerprint(tmp_path, LAST_STEP) == fingerprint(folder, LAST_STEP)
+    assert_same_end(tmp_path, folder)
     assert not list(tmp_path.glob(".staging*"))
 
 
@@ -80,7 +84,7 @@ def test_a_run_that_is_stopped_in_every_way_ends_identically_and_later_cells_eva
     for step in (8, LAST_STEP):  # an evaluation is not waited for
         stopped(f"Stopped: SIGTERM at step {step}: checkpoint-{step}", evaluation_signal=(step, "SIGTERM"))
     ended = result(run(tmp_path))
-    assert fingerprint(tmp_path, LAST_STEP) == fingerprint(folder, LAST_STEP)
+    assert_same_end(tmp_path, folder)
     for what in ("losses", "eval_losses", "best_step"):
         assert ended[what] == reference[what]
     seconds = [entry["training_seconds"] for entry in ended["log_history"] if "training_seconds" in entry]
@@ -88,7 +92,7 @@ def test_a_run_that_is_stopped_in_every_way_ends_identically_and_later_cells_eva
 
     again = result(run(tmp_path))  # is not trained further
     assert again["losses"] == reference["losses"] and again["train"]["examples_per_second"] > 0
-    assert fingerprint(tmp_path, LAST_STEP) == fingerprint(folder, LAST_STEP)
+    assert_same_end(tmp_path, folder)
 
 
 @pytest.mark.once
@@ -101,17 +105,14 @@ def test_a_disk_that_does_not_answer_costs_nothing_and_a_damaged_checkpoint_is_p
     refused = run(tmp_path, unreadable=errno.ENOTCONN)
     assert refused.returncode == 1 and "CheckpointUnreadable" in refused.stderr
     assert kept(tmp_path) == before
-    path = tmp_path / "checkpoint-8" / "optimizer.pt"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    flip_a_bit(tmp_path / "checkpoint-8/optimizer.pt")
     messages = result(run(tmp_path))["train"]["messages"]
     assert messages[0] == (
         "skipped checkpoint-8: optimizer.pt has changed since it was written (kept as damaged-checkpoint-8)"
     )
     assert messages[1] == "resuming from checkpoint-4"
     assert not (tmp_path / "damaged-checkpoint-8").exists()  # kept until the run had passed its step
-    assert fingerprint(tmp_path, LAST_STEP) == fingerprint(folder, LAST_STEP)
+    assert_same_end(tmp_path, folder)
 
 
 def kept(folder: Path) -> list[str]:
@@ -123,10 +124,11 @@ def test_a_full_disk_stops_the_run_by_name_and_keeps_the_older_checkpoint(undist
     folder, _ = undisturbed("cpu")
     full = run(tmp_path, file_limit=50_000)
     assert full.returncode == 1
-    assert "CheckpointNotWritten: checkpoint at step 4 was not written to output_dir=" in full.stderr
+    assert f"CheckpointNotWritten: checkpoint at step 4 was not written to output_dir={str(tmp_path)!r}" in full.stderr
+    assert "File too large" in full.stderr and "newest whole checkpoint is checkpoint-0" in full.stderr
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint-0", "sessions.json"]
     result(run(tmp_path))
-    assert fingerprint(tmp_path, LAST_STEP) == fingerprint(folder, LAST_STEP)
+    assert_same_end(tmp_path, folder)
 
 
 @pytest.mark.once
@@ -137,7 +139,7 @@ def test_a_collator_that_draws_resumes_bit_for_bit_in_the_middle_of_an_epoch(tmp
     resumed = result(run(parts, masking=True, model="llama"))
     assert resumed["train"]["resumed_from_step"] == 9
     assert resumed["losses"] == reference["losses"]
-    assert fingerprint(parts, LAST_STEP) == fingerprint(whole, LAST_STEP)
+    assert_same_end(parts, whole)
 
 
 @pytest.mark.once
@@ -163,4 +165,4 @@ def test_out_of_memory_in_an_evaluation_saves_first_and_names_the_parameter_to_l
     assert checkpoint.newest_whole(tmp_path)[0].name == "checkpoint-4"
     resumed = result(run(tmp_path))
     assert resumed["losses"] == reference["losses"] and resumed["eval_losses"] == reference["eval_losses"]
-    assert fingerprint(tmp_path, LAST_STEP) == fingerprint(folder, LAST_STEP)
+    assert_same_end(tmp_path, folder)

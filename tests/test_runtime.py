@@ -4,19 +4,16 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from helpers.machine import hardware, runtime
-from tests.harness import ROOT, printed, python
+from helpers.machine import hardware, runtime, xla
+from tests.harness import ROOT, finished, namespaces, printed
+from tests.test_resume import ON_XLA
 
-needs_torch_xla = pytest.mark.skipif(
-    importlib.util.find_spec("torch_xla") is None, reason="torch_xla is not installed (requirements-tpu.txt)"
-)
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 CLEARED = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "USE_TORCH_XLA", "XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 
@@ -25,7 +22,7 @@ import json, os, sys, warnings
 from helpers.machine import runtime
 for module in {imported!r}:
     __import__(module)
-answers = []
+answers, set_by_an_import = [], os.environ.get("PJRT_DEVICE")
 for arguments in {calls!r}:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -36,8 +33,7 @@ for arguments in {calls!r}:
             found, error = {{}}, f"{{type(raised).__name__}}: {{raised}}"
     ours = [str(warning.message) for warning in caught if "use_tpu" in str(warning.message)]
     answers.append(dict(found, error=error, warnings=ours))
-environment = {{name: os.environ.get(name) for name in ("USE_TORCH_XLA", "PJRT_DEVICE")}}
-print("\\n" + json.dumps(dict(answers=answers, environment=environment, torch_loaded="torch" in sys.modules)))
+print("\\n" + json.dumps(dict(answers=answers, set_by_an_import=set_by_an_import, torch_loaded="torch" in sys.modules)))
 """
 
 
@@ -59,9 +55,7 @@ fcntl.lockf(lock, fcntl.LOCK_EX); print('holder', flush=True); time.sleep(600)" 
 
 def attached(folder: Path, files: str, code: str, held: str = "") -> list[str]:
     """The command that runs Python code where these device files exist, in a mount namespace."""
-    namespace = ["unshare", "--map-root-user", "--mount"]
-    if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no mount namespaces here")
+    namespace = namespaces("--map-root-user", "--mount")
     (folder / "dev").mkdir()
     return [*namespace, "bash", "-c", ATTACH, str(folder / "dev"), held, files, sys.executable, code]
 
@@ -73,21 +67,10 @@ def detect(*calls: tuple, imported: tuple[str, ...] = (), folder=None, files="",
     """
     clean = {name: value for name, value in os.environ.items() if name not in CLEARED}
     code = DETECT.format(imported=imported, calls=calls)
-    finished = subprocess.run(
-        attached(folder, files, code, held) if folder else [sys.executable, "-c", code],
-        env=clean | {"CUDA_VISIBLE_DEVICES": "", "TPU_SKIP_MDS_QUERY": "1"} | environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-2000:]
-    return json.loads(finished.stdout.splitlines()[-1])
-
-
-@pytest.fixture(scope="module")
-def on_cpu():
-    return detect((False, "fp16"), (False, "bf16"))["answers"]
+    command = attached(folder, files, code, held) if folder else [sys.executable, "-c", code]
+    answered = finished(*command, env=clean | {"CUDA_VISIBLE_DEVICES": "", "TPU_SKIP_MDS_QUERY": "1"} | environment)
+    assert answered.returncode == 0, answered.stderr[-2000:]
+    return json.loads(answered.stdout.splitlines()[-1])
 
 
 # -- precision --
@@ -115,13 +98,11 @@ def test_bf16_is_refused_where_the_gpu_only_emulates_it():
         runtime.choose_precision("cuda", "Tesla T4", (7, 5), "bf16")
 
 
-def test_fp16_on_a_cpu_is_refused_naming_precision(on_cpu):
-    assert on_cpu[0]["error"].startswith("ValueError: precision='fp16' needs a CUDA GPU")
-
-
-def test_bf16_on_a_cpu_is_taken_when_asked_for_and_says_what_auto_were(on_cpu):
-    assert on_cpu[1]["precision"] == "bf16"
-    assert "set by you" in on_cpu[1]["precision_reason"] and "fp32" in on_cpu[1]["precision_reason"]
+def test_on_a_cpu_fp16_is_refused_naming_precision_and_bf16_is_taken_when_asked_for_and_says_what_auto_were():
+    fp16, bf16 = detect((False, "fp16"), (False, "bf16"))["answers"]
+    assert fp16["error"].startswith("ValueError: precision='fp16' needs a CUDA GPU")
+    assert bf16["precision"] == "bf16"
+    assert "set by you" in bf16["precision_reason"] and "fp32" in bf16["precision_reason"]
 
 
 # -- which device --
@@ -153,9 +134,8 @@ def test_a_chip_that_does_not_start_stops_the_run_and_an_absent_one_does_not(fil
         assert seen["kind"] == "cpu" and "No ba16c7433 device found" in seen["warnings"][0]
 
 
+@pytest.mark.skipif(xla.installed(), reason="torch_xla is installed here")
 def test_a_chip_without_a_library_that_drives_it_stops_the_run(tmp_path):
-    if importlib.util.find_spec("torch_xla"):
-        pytest.skip("torch_xla is installed here")
     (seen,) = detect((True,), folder=tmp_path, files="accel0")["answers"]
     assert "torch_xla is not installed (but there is /dev/accel0)" in seen["error"], seen
 
@@ -171,7 +151,7 @@ def test_a_gpu_that_torch_cannot_use_stops_the_run_unless_it_is_hidden(visible, 
     assert "CUDA_VISIBLE_DEVICES" in seen["error"]
 
 
-@needs_torch_xla
+@ON_XLA
 @pytest.mark.parametrize("flag", ["XLA_USE_BF16", "XLA_DOWNCAST_BF16"])
 def test_weights_in_bf16_are_refused_before_anything_is_loaded(flag):
     seen = detect((True,), **{flag: "1"})
@@ -192,7 +172,7 @@ def test_a_torch_xla_of_another_torch_is_refused_with_both_versions(tmp_path):
     assert not seen["torch_loaded"]
 
 
-@needs_torch_xla
+@ON_XLA
 def test_a_wish_that_changes_after_transformers_came_asks_for_a_restart():
     (answer,) = detect((False,), imported=("transformers",))["answers"]
     assert answer["error"].startswith("RuntimeError: transformers already run for a TPU")
@@ -250,16 +230,11 @@ def test_the_precision_a_device_trains_in_has_a_peak(entry):
     assert entry.peak_for(precision) > 0
 
 
-@needs_torch_xla
+@ON_XLA
 def test_an_import_that_sets_pjrt_device_is_not_taken_for_the_users_wish():
-    code = (
-        "import torch_xla, os; assert os.environ['PJRT_DEVICE'] == 'CPU'\n"
-        "from helpers.machine import runtime; print(runtime.detect(True).kind)"
-    )
-    clean = {name: value for name, value in os.environ.items() if name not in ("PJRT_DEVICE", "CPU_NUM_DEVICES")}
-    process = python("-c", code, env=clean)
-    assert process.stdout.split() == ["cpu"], process.stderr
-    assert "going on without a TPU" in process.stderr
+    seen = detect((True,), imported=("torch_xla",))
+    assert seen["set_by_an_import"] == "CPU"
+    assert seen["answers"][0]["kind"] == "cpu" and "going on without a TPU" in seen["answers"][0]["warnings"][0]
 
 
 KEPT = """
@@ -287,7 +262,7 @@ print(json.dumps(dict(restored=restored, misses=misses, written=[path.name for p
 """
 
 
-@needs_torch_xla
+@ON_XLA
 def test_compiled_programs_are_kept_with_the_run_and_brought_to_a_new_machine(tmp_path):
     """A CPU's programs are written and looked for, but XLA can load only those of a TPU."""
     environment = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2", "TF_CPP_MIN_LOG_LEVEL": "2"}

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import venv
 import zipfile
 from importlib import metadata, util
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import ROOT
+from tests.harness import ROOT, finished
 
 pytestmark = pytest.mark.once
 
@@ -53,44 +52,28 @@ def write_wheel(folder: Path, name: str, version: str, requires: tuple[str, ...]
 class Environment:
     """A virtual environment with `packaging`, pip, and an index of local wheels in place of the network."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, pip: bool = True):
         venv.create(folder / "venv", with_pip=False, symlinks=True)
-        self.python = folder / "venv" / "bin" / "python"
+        self.python = folder / "venv/bin/python"
         self.site_packages = next((folder / "venv").glob("lib/python*/site-packages"))
         self.index = folder / "index"
         self.index.mkdir()
-        self._link("packaging")
-
-    def _link(self, name: str) -> None:
-        package = Path(util.find_spec(name).origin).parent
-        (self.site_packages / name).symlink_to(package)
-
-    def add_pip(self) -> "Environment":
-        self._link("pip")
-        return self
+        for name in ["packaging"] + ["pip"] * pip:
+            (self.site_packages / name).symlink_to(Path(util.find_spec(name).origin).parent)
 
     def offer(self, name: str, version: str, requires: tuple[str, ...] = ()) -> None:
         write_wheel(self.index, name, version, requires)
 
-    def preinstall(self, name: str, version: str, requires: tuple[str, ...] = (), module: str = "") -> None:
-        zipfile.ZipFile(write_wheel(self.index, name, version, requires, module)).extractall(self.site_packages)
-
-    def run(self, *arguments: str) -> subprocess.CompletedProcess:
-        environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("PIP_")},
-            "PYTHONPATH": str(ROOT),
-            "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": str(self.index),
-        }
-        return subprocess.run(
-            [str(self.python), *arguments], env=environment, capture_output=True, text=True, timeout=60
-        )
+    def preinstall(self, name: str, version: str, module: str = "") -> None:
+        zipfile.ZipFile(write_wheel(self.index, name, version, module=module)).extractall(self.site_packages)
 
     def install(self, requirements: str, *, loaded: tuple[str, ...] = (), expected: tuple[str, ...] = ()) -> dict:
         code = INSTALL.format(requirements=requirements, loaded=loaded, expected=expected)
-        finished = self.run("-c", code)
-        assert finished.returncode == 0, finished.stderr
-        return json.loads(finished.stdout.splitlines()[-1])
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
+        environment |= {"PYTHONPATH": str(ROOT), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.index)}
+        answered = finished(self.python, "-c", code, env=environment)
+        assert answered.returncode == 0, answered.stderr
+        return json.loads(answered.stdout.splitlines()[-1])
 
     def version(self, name: str) -> str | None:
         found = list(metadata.distributions(name=name, path=[str(self.site_packages)]))
@@ -100,11 +83,11 @@ class Environment:
 
 @pytest.fixture
 def environment(tmp_path):
-    return Environment(tmp_path).add_pip()
+    return Environment(tmp_path)
 
 
 def test_nothing_missing_runs_no_pip(tmp_path):
-    without_pip = Environment(tmp_path)
+    without_pip = Environment(tmp_path, pip=False)
     without_pip.preinstall("small", "1.5")
     without_pip.preinstall("torch", "2.11.0+cu128")
     outcome = without_pip.install("# a comment\n\nsmall>=1.4,<2  # in range\ntorch>=2.9,<2.14")

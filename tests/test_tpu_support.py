@@ -6,6 +6,7 @@
 Right with and without torch_xla, and with and without a TPU; pytest runs the same checks.
 """
 
+import functools
 import os
 import sys
 import warnings
@@ -16,14 +17,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.harness import printed
 
 
-def check_device() -> str:
-    """The device that use_tpu=True gives, with exactly one warning where it is no TPU."""
-    from helpers.machine import runtime, xla
+@functools.cache
+def detected() -> tuple:
+    """What use_tpu=True gives, and the warnings that it gives."""
+    from helpers.machine import runtime
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         machine = runtime.detect(use_tpu=True)
-    said = [str(warning.message) for warning in caught if "use_tpu=True" in str(warning.message)]
+    return machine, [str(warning.message) for warning in caught if "use_tpu=True" in str(warning.message)]
+
+
+def check_device() -> str:
+    """The device that use_tpu=True gives, with exactly one warning where it is no TPU."""
+    from helpers.machine import runtime, xla
+
+    machine, said = detected()
     if machine.kind == "xla":
         assert not said, said
         assert machine.device.type == "xla"
@@ -41,11 +50,7 @@ def check_precision() -> str:
     """The dtype that a matrix product really has under the precision chosen."""
     import torch
 
-    from helpers.machine import runtime
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        machine = runtime.detect(use_tpu=True)
+    machine, _ = detected()
     expected = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[machine.precision]
     weight = torch.ones(8, 8, device=machine.device)
     with torch.autocast(machine.kind, dtype=expected, enabled=expected != torch.float32):
@@ -61,12 +66,9 @@ def check_training() -> str:
 
     import torch
 
-    from helpers.machine import runtime
     from tests.machine import room_trainers
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        machine = runtime.detect(use_tpu=True)
+    machine, _ = detected()
     with tempfile.TemporaryDirectory() as folder:
         trainer = room_trainers.reservoir(machine, Path(folder), room_trainers.DEFAULTS | {"steps": 2})
         before = trainer.model.projection.weight.detach().cpu().clone()

@@ -1,10 +1,7 @@
 """README.md followed to the letter with data of one's own, at small sizes: what it promises is there at the end."""
 
-import json
 import re
-import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +10,8 @@ from safetensors import safe_open
 
 from tests.notebook.test_notebooks import TINY as RESERVOIR
 
-from .harness import NOTEBOOKS, ROOT
+from . import harness
+from .harness import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 README = (ROOT / "README.md").read_text()
@@ -28,46 +26,24 @@ def stories(folder: Path) -> Path:
     return path
 
 
-def finished(folder: Path, command: list[str]) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1500)
-    assert not done.returncode, (done.stdout + done.stderr)[-3000:]
-    return done.stdout + done.stderr
-
-
-@pytest.fixture
-def checkout(tmp_path) -> Path:
-    shutil.copytree(NOTEBOOKS, tmp_path / "notebooks", ignore=shutil.ignore_patterns("source", "__pycache__"))
-    return tmp_path
-
-
-def test_own_data_train_a_model_that_is_measured_and_loads(checkout):
-    """README's command; the other notebooks have data of one's own in the tests of their rooms."""
-    data = stories(checkout)
-    (written,) = (shlex.split(line) for line in COMMANDS if line.startswith("papermill "))
-    written[written.index("data_source") + 1] = data.name
-    sizes = {key: value for key, value in RESERVOIR.items() if key != "data_source"} | {"num_texts": 0}
-    given = [word for name, value in sizes.items() for word in ("-p", name, str(value))]
-    finished(checkout, [sys.executable, "-m", *written, *given])
-    assert (checkout / "out.ipynb").is_file()
-    folder = checkout / "outputs" / "tinystories_reservoir"
-    results = json.loads((folder / "results.json").read_text())
-    assert Path(results["data"]["source"]).name.startswith(data.name)
-    assert results["train"]["steps"] and results["eval"]
-    for path in (folder / "model").rglob("*.safetensors"):
-        with safe_open(path, "pt") as opened:
-            assert opened.keys()
-
-
-def test_the_demo_says_what_was_seen_and_where_its_figures_are(checkout):
+def test_the_demo_with_own_data_says_what_was_seen_and_where_its_figures_and_its_model_are(tmp_path):
     """`make demo` at a smaller size; the environment is the one that runs this test."""
+    data = stories(tmp_path)
     (written,) = (line.partition("#")[0].split() for line in COMMANDS if line.startswith("make demo "))
-    for name in ("helpers", "Makefile", "requirements-gpu.txt"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, checkout / name)
-    (checkout / ".venv-gpu").symlink_to(sys.prefix)
-    fixed = ("data_source", "max_steps", "eval_steps")
+    for name in ("helpers", "notebooks"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("source", "__pycache__"))
+    for name in ("Makefile", "requirements-gpu.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv-gpu").symlink_to(sys.prefix)
+    fixed = ("data_source", "num_texts", "max_steps", "eval_steps")
     sizes = " ".join(f"{name}='{value}'" for name, value in RESERVOIR.items() if name not in fixed)
-    said = finished(checkout, [*written, "--old-file=.venv-gpu/.installed", "STEPS=12", f"PARAMETERS={sizes}"])
+    given = ("--old-file=.venv-gpu/.installed", "STEPS=12", f"DATA={data.name}", f"PARAMETERS={sizes}")
+    done = harness.finished(*written, *given, cwd=tmp_path, timeout=1500)
+    said = done.stdout + done.stderr
+    assert not done.returncode, said[-3000:]
     assert "run: done" in said and "bits per byte" in said
-    (results,) = re.findall(r"^(/.+results\.json)$", said, re.MULTILINE)
-    assert json.loads(Path(results).read_text())["eval"]["verdict"]
+    (path,) = re.findall(r"^(/.+results\.json)$", said, re.MULTILINE)
+    results = harness.read_json(path)
+    assert results["eval"]["verdict"] and Path(results["data"]["source"]).name.startswith(data.name)
+    with safe_open(Path(path).with_name("model") / "model.safetensors", "pt") as opened:
+        assert opened.keys()

@@ -30,7 +30,7 @@ CEILINGS = {
     "graphmer": 27620,  # 19,500
     "helpers": 83420,  # 62,700
     "notebooks": 9000,
-    "tests": 81800,  # 80,000
+    "tests": 78700,  # 80,000
     "benchmarks and docs": 23700,  # 25,000
 }
 SLACK = 1.05

@@ -34,22 +34,6 @@ def test_eight_xla_devices_and_a_cpu_give_the_same_losses_in_fp32(finished):
     assert on_xla["xla"]["compiles_after_warmup"] == 0
 
 
-def test_bf16_autocast_stays_within_two_percent_of_the_cpu_and_is_not_fp32(finished):
-    on_cpu, on_xla = finished(kind="cpu"), finished(kind="xla", precision="bf16")
-    assert on_xla["losses"] == pytest.approx(on_cpu["losses"], rel=2e-2)
-    assert on_xla["losses"] != finished(kind="xla")["losses"]
-    assert on_xla["xla"]["compiles_after_warmup"] == 0
-
-
-def test_no_value_leaves_the_device_between_two_logging_steps(tmp_path):
-    outcome = result(run(tmp_path, kind="xla", model="llama", steps=14, logging_steps=6, save_steps=14, blocks=160))
-    transfers = outcome["item_calls"]  # transfers and .item() calls so far, at the end of each step
-    between = {step: transfers[step - 1] - transfers[step - 2] for step in range(3, 14)}
-    # What a log moves is seen at the end of the step after it.
-    assert {step for step, moved in between.items() if moved} == {7, 13}
-    assert outcome["xla"]["host_syncs_per_step"] == 0
-
-
 def test_after_a_resume_batches_are_split_over_all_devices_and_every_step_is_one_graph(tmp_path):
     options = {"kind": "xla", "steps": 8, "save_steps": 4, "blocks": 80, "accumulation": 1}
     run(tmp_path, **options, kill_step=6)
@@ -73,9 +57,11 @@ def test_gradient_checkpointing_gives_the_identical_loss(finished):
 def test_a_transformer_gives_the_losses_of_a_cpu_on_eight_devices_also_in_bf16_and_without_a_host_sync(finished):
     options = {"model": "llama", "steps": 6, "save_steps": 6}
     on_cpu = finished(**options, kind="cpu")
-    assert on_cpu["losses"]
+    losses = []
     for precision, tolerance in (("fp32", 1e-4), ("bf16", 2e-2)):
         on_xla = finished(**options, kind="xla", precision=precision)
         assert on_xla["losses"] == pytest.approx(on_cpu["losses"], rel=tolerance)
         # Its batches have no attention mask, for which transformers would read the positions in every micro-batch.
         assert on_xla["xla"]["host_syncs_per_step"] == 0 and on_xla["xla"]["compiles_after_warmup"] == 0
+        losses.append(on_xla["losses"])
+    assert losses[0] != losses[1]  # bf16 is another number

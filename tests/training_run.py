@@ -1,6 +1,6 @@
 """One small but real training run in its own process, for the tests that kill, resume and compare runs.
 
-python tests/training_run.py OUTPUT_DIR '{"kind": "xla", "steps": 12, ...}'  prints one line of JSON at the end.
+python -m tests.training_run OUTPUT_DIR '{"kind": "xla", "steps": 12, ...}'  prints one line of JSON at the end.
 """
 
 import os
@@ -10,10 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from tests import colab, driver
 from tests.killing import fail_at, kill_at
+from tests.models import tiny
 
 DEFAULTS = {
     "kind": "cpu",  # or "xla"
@@ -61,40 +60,15 @@ def build_model(options):
     import torch
 
     if options["model"] == "llama":
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        torch.manual_seed(1)
-        return LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=200,
-                hidden_size=options["width"],
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                max_position_embeddings=64,
-                attention_dropout=options["dropout"],
-                bos_token_id=0,
-                eos_token_id=0,
-                pad_token_id=0,
-            )
-        )
+        tokens = {"vocab_size": 200, **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)}
+        return tiny("Llama", hidden_size=options["width"], attention_dropout=options["dropout"], **tokens)
     from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
 
     width = options["width"]
-    config = ReservoirConfig(
-        vocab_size=200,
-        units=width,
-        unit_blocks=4,
-        embedding_size=width // 2,
-        readout_size=32,
-        dropout=options["dropout"],
-        window=8,
-        eos_token_id=0,
-    )
-    return ReservoirForCausalLM.initialise(
-        config, torch.randn(200, 8, generator=torch.Generator().manual_seed(1)), seed=1
-    )
+    sizes = {"vocab_size": 200, "units": width, "unit_blocks": 4, "embedding_size": width // 2, "readout_size": 32}
+    config = ReservoirConfig(**sizes, dropout=options["dropout"], window=8, eos_token_id=0)
+    codes = torch.randn(200, 8, generator=torch.Generator().manual_seed(1))
+    return ReservoirForCausalLM.initialise(config, codes, seed=1)
 
 
 def masking_collator():
@@ -140,15 +114,8 @@ def main(output_dir: str, options: dict) -> dict:
     blocks[:, 1::2] = blocks[:, :1]  # something to learn
     examples = [{"input_ids": block, "labels": block} for block in blocks]
 
-    planned = plan_by_hand(
-        machine,
-        batch_size=options["batch_size"],
-        accumulation=options["accumulation"],
-        steps=options["steps"],
-        length=16,
-        learning_rate=options["learning_rate"],
-        gradient_checkpointing=options["checkpointing"],
-    )
+    settings = {name: options[name] for name in ("batch_size", "accumulation", "steps", "learning_rate")}
+    planned = plan_by_hand(machine, **settings, length=16, gradient_checkpointing=options["checkpointing"])
     sharding = []
 
     def stand_still() -> None:
@@ -177,10 +144,10 @@ def main(output_dir: str, options: dict) -> dict:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (options["file_limit"], resource.RLIM_INFINITY))
 
         def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-            if options["nan_gradient_step"] == state.global_step + 1:
-                next(p for p in model.parameters() if p.grad is not None).grad.mul_(float("nan"))
-            if state.global_step + 1 in options["overflows"]:
-                next(p for p in model.parameters() if p.grad is not None).grad.fill_(float("inf"))
+            step = state.global_step + 1
+            if step in [options["nan_gradient_step"], *options["overflows"]]:
+                bad = "inf" if step in options["overflows"] else "nan"
+                next(p for p in model.parameters() if p.grad is not None).grad.fill_(float(bad))
 
         def on_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
             if options["nan_moment_step"] == state.global_step + 1:
@@ -222,11 +189,8 @@ def main(output_dir: str, options: dict) -> dict:
         machine,
         output_dir,
         seed=5,
-        logging_steps=options["logging_steps"],
         eval_steps=options["save_steps"],
-        save_steps=options["save_steps"],
-        report_to=options["report_to"],
-        eval_strategy=options["eval_strategy"],
+        **{name: options[name] for name in ("logging_steps", "save_steps", "report_to", "eval_strategy")},
         **({"optim": "adamw_torch_fused", "max_grad_norm": 0.0} if options["scale"] else {}),
     )
     model = build_model(options)
@@ -241,7 +205,7 @@ def main(output_dir: str, options: dict) -> dict:
         data_collator=masking_collator() if options["masking"] else None,
         callbacks=[Interrupt()],
     )
-    transfers = driver.watch(trainer, options["kill_step"])
+    driver.watch(trainer, options["kill_step"])
     if options["hold_when"] == "saving":
         sys.addaudithook(opened)
     if options["kill_write"]:
@@ -261,7 +225,6 @@ def main(output_dir: str, options: dict) -> dict:
         run.results(machine, **trainer.results())
     return {
         "sharding": sharding,
-        "item_calls": transfers,
         **trainer.results(),
         "losses": driver.logged(trainer, "loss"),
         "eval_losses": driver.logged(trainer, "eval_loss"),

@@ -1,13 +1,10 @@
 """Small but real runs of the classifier in a process of their own, for the tests that need XLA or compare runs.
 
-python tests/tuning_run.py OUTPUT_DIR '{"kind": "xla", ...}' [OUTPUT_DIR '{...}' ...]  prints one line of JSON a run.
+python -m tests.tuning_run OUTPUT_DIR '{"kind": "xla", ...}' [OUTPUT_DIR '{...}' ...]  prints one line of JSON a run.
 All runs of a process are of one kind.
 """
 
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests import driver
 
@@ -16,7 +13,6 @@ DEFAULTS = {
     "settings": {},  # beside those of the start
     "steps": 6,
     "stop_after": 0,  # end the process's run after so many steps, with a checkpoint; 0: at the end
-    "compare": [],  # instead of a run: changes of the start's settings, each of which is compared with it
 }
 WORDS = {
     "red": "crimson scarlet ruby rose blood",
@@ -64,30 +60,6 @@ def trainer_of(runtime, output_dir, settings: dict, *, steps: int = 6, count: in
     return ClassifierTrainer(task, task.start | settings, Path(output_dir), seed=0, steps=steps)
 
 
-def compared(task, change: dict) -> dict:
-    """A change as the ladder compares it, on real windows without a deadline.
-
-    The speed of a window is the one on a machine where a step's time is what it pads to, so that no other program decides.
-    """
-    import dataclasses
-    import math
-
-    from helpers.tuning import ladder
-
-    real, windows = ladder.measure_window, []
-
-    def window(task, settings, examples):
-        windows.append(change.items() <= settings.items())
-        return dataclasses.replace(real(task, settings, examples), examples_per_second=1 / settings["pad_to"])
-
-    ladder.measure_window = window
-    try:
-        result = ladder.compare_speed(task, task.start, ladder.Rung("change", change), 16, math.inf)
-    finally:
-        ladder.measure_window = real
-    return dataclasses.asdict(result) | {"changed": windows}
-
-
 def digest(model) -> str:
     import hashlib
 
@@ -101,9 +73,6 @@ def main(output_dir: str, options: dict) -> dict:
     import transformers
 
     torch.set_num_threads(1)
-    if options["compare"]:
-        task = task_of(runtime, max_length=2 * LENGTH)
-        return {"compared": [compared(task, change) for change in options["compare"]]}
     trainer = trainer_of(runtime, output_dir, options["settings"], steps=options["steps"])
 
     class Stop(transformers.TrainerCallback):

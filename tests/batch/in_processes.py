@@ -1,7 +1,5 @@
 """What the tests of helpers.batch.processes run in each of several processes."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small notebook for the tests of batches: what its run does is a parameter, so that one grid holds runs of every kind."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -105,13 +103,15 @@ def ended(process: subprocess.Popen, folder: Path) -> int:
 
 def held(folder: Path, run: str, running: subprocess.Popen) -> None:
     """Waits until a run stands still; fails with what the batch said if that ends before."""
-    wait_for((folder / run / "output" / "held").exists, running, folder)
+    wait_for((folder / run / "output/held").exists, running, folder)
 
 
 def wait_for(condition: Callable[[], object], running: subprocess.Popen, folder: Path) -> None:
+    """Fails where the process ends before with what it said: in a log beside the folder, or in its pipe."""
     deadline = time.monotonic() + 600
     while not condition():
-        assert running.poll() is None and time.monotonic() < deadline, said(folder)
+        ended = running.poll() is not None or time.monotonic() > deadline
+        assert not ended, running.stderr.read() if running.stderr else said(folder)
         time.sleep(0.1)
 
 
@@ -130,7 +130,7 @@ def losses(folder: Path) -> list[tuple[str, str, str]]:
 
 def told(folder: Path, run: str) -> dict:
     """What the run's kernel said of itself."""
-    return json.loads((folder / run / "output" / "kernel.json").read_text())
+    return json.loads((folder / run / "output/kernel.json").read_text())
 
 
 def process_of(folder: Path, run: str) -> int:

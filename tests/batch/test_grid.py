@@ -31,7 +31,7 @@ def test_the_grid_is_the_product_of_typed_values_with_the_last_name_fastest(note
     assert [run.folder.name for run in runs] == [
         f"seed={seed},learning_rate={rate}" for seed in (2, 1) for rate in (0.001, 2.0)
     ]
-    output = str(tmp_path / "seed=2,learning_rate=2.0" / "output")
+    output = str(tmp_path / "seed=2,learning_rate=2.0/output")
     assert runs[1].parameters == {"seed": 2, "learning_rate": 2.0, "resume": False, "output_dir": output}
     assert type(runs[1].parameters["learning_rate"]) is float
 

@@ -1,13 +1,9 @@
 """Several real processes (gloo), as torchrun, accelerate and a notebook's kernel start them."""
 
-from __future__ import annotations
-
-import json
 import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import nbformat
@@ -19,6 +15,8 @@ from helpers.batch import processes
 from helpers.machine import runtime
 from helpers.notebook.order import METHOD
 from helpers.run import checkpoint
+from tests import harness
+from tests.harness import read_json
 
 from . import in_processes
 from . import notebook as small
@@ -52,13 +50,6 @@ def finished(process: subprocess.Popen, status: int = 0) -> str:
     return complaints if status else said
 
 
-def wait_for(path: Path, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 600
-    while not path.exists():
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1][-3000:]
-        time.sleep(0.05)
-
-
 def processes_of(launcher: subprocess.Popen) -> dict[int, psutil.Process]:
     """Those that it started, by rank."""
     found = [child for child in psutil.Process(launcher.pid).children() if "RANK" in child.environ()]
@@ -68,7 +59,7 @@ def processes_of(launcher: subprocess.Popen) -> dict[int, psutil.Process]:
 @pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
 def test_processes_gather_and_broadcast(launcher, tmp_path):
     finished(start(f"{HERE}:tell", launcher, folder=tmp_path))
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    first, second = (read_json(tmp_path / f"{rank}.json") for rank in range(2))
     assert first["gathered"] == second["gathered"] == [0, 10]
     assert first["broadcast"] == second["broadcast"] == {"from": 0}
 
@@ -81,7 +72,7 @@ def test_two_processes_give_the_losses_and_gradients_of_one_also_from_its_checkp
     shutil.copytree(tmp_path / "one", tmp_path / "resumed")
     shutil.rmtree(checkpoint.folder(tmp_path / "resumed", in_processes.STEPS))
     assert "resuming from checkpoint-4" in finished(start(f"{HERE}:train", TORCHRUN, folder=tmp_path / "resumed"))
-    histories = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/history.json")}
+    histories = {path.parent.name: read_json(path) for path in tmp_path.glob("*/history.json")}
     expected = histories.pop("one")
     assert histories.keys() == {"two", "resumed"}
     for found in histories.values():
@@ -115,7 +106,7 @@ def test_cells_with_magics_run_in_each_process_and_only_the_first_speaks_and_wri
 
 def test_processes_whose_launcher_is_killed_end_by_themselves(tmp_path):
     launcher = start(f"{HERE}:linger", folder=tmp_path)
-    wait_for(tmp_path / "here", launcher)
+    small.wait_for((tmp_path / "here").exists, launcher, tmp_path)
     orphans = list(processes_of(launcher).values())
     launcher.kill()
     _, alive = psutil.wait_procs(orphans, timeout=600)
@@ -141,11 +132,10 @@ processes.call("{HERE}:own", {{"folder": sys.argv[1]}}, 2)
 
 def test_processes_that_a_kernel_starts_work_in_its_folder_with_its_method_also_in_a_container(tmp_path):
     inside = ("unshare", "--pid", "--fork", "--mount-proc")
-    if subprocess.run([*inside, "true"], capture_output=True).returncode:
+    if harness.finished(*inside, "true").returncode:
         inside = ()  # a pid namespace needs root, or CAP_SYS_ADMIN
     shutil.copy(small.ROOT / "helpers/reservoir/model.py", tmp_path)
-    command = [*inside, sys.executable, "-c", CALL, str(tmp_path)]
-    done = subprocess.run(command, cwd=small.ROOT, capture_output=True, text=True, timeout=600)
+    done = harness.finished(*inside, sys.executable, "-c", CALL, tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     assert (tmp_path / "worked").read_text() == str(tmp_path / "model.py")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.batch import command, execution
+from tests.harness import write
 
 from . import notebook as small
 from .notebook import ended, held, said, table
@@ -27,7 +28,7 @@ def test_a_grid_runs_typed_writes_one_table_and_is_skipped_the_second_time(noteb
     given = ("data_source=stories.txt", "learning_rate=2e-5", "resume=false", 'prompt="=a, b"')
     assert main(notebook, folder, "seed=0,1", *given) == 0
 
-    wrote = json.loads((folder / "seed=1" / "output" / "results.json").read_text())
+    wrote = json.loads((folder / "seed=1/output/results.json").read_text())
     source = str(tmp_path / "stories.txt")
     passed = {"data_source": source, "learning_rate": 2e-5, "seed": 1, "resume": False, "prompt": "=a, b"}
     assert wrote["passed"] == passed and wrote["interpreter"] == sys.executable
@@ -35,7 +36,7 @@ def test_a_grid_runs_typed_writes_one_table_and_is_skipped_the_second_time(noteb
     assert [(row["run"], row["seed"], row["status"]) for row in rows] == [(f"seed={n}", n, "done") for n in "01"]
     assert [row["train.examples_per_second"] for row in rows] == ["10.0", "20.0"]
     assert [row["eval.after.perplexity"] for row in rows] == ["", "3.25"], "only seed 1 has it: the union of columns"
-    assert rows[1]["output_dir"] == str(folder / "seed=1" / "output")
+    assert rows[1]["output_dir"] == str(folder / "seed=1/output")
     assert rows[1]["prompt"] == rows[1]["passed.prompt"] == "'=a, b", "a spreadsheet would compute it"
 
     stamps = {path: path.stat().st_mtime_ns for path in folder.glob("*/*") if path.name != "owner.lock"}
@@ -49,12 +50,10 @@ def test_a_grid_runs_typed_writes_one_table_and_is_skipped_the_second_time(noteb
 
 def test_an_edited_notebook_or_other_data_is_another_run_in_a_folder_of_its_own(notebook, tmp_path, capsys, caplog):
     caplog.set_level("INFO", "helpers.batch")
-    folder, data = tmp_path / "grid", tmp_path / "texts"
-    data.mkdir()
-    (data / "one.txt").write_text("once")
+    folder, data = tmp_path / "grid", write(tmp_path / "texts", {"one.txt": "once"})
     small.edit(notebook, 'data_source: str = "sample"', f"data_source: str = {str(data)!r}")  # as in the form
     assert main(notebook, folder, "seed=0") == 0
-    first = (folder / "run" / "output" / "results.json").read_bytes()
+    first = (folder / "run/output/results.json").read_bytes()
 
     (data / "one.txt").write_text("twice")
     assert main(notebook, folder, "seed=0", "--jobs", "2") == 0
@@ -64,7 +63,7 @@ def test_an_edited_notebook_or_other_data_is_another_run_in_a_folder_of_its_own(
     assert "run: notebook and content of data_source changed since the earlier run" in caplog.text
     rows = table(folder)
     assert [row["train.loss_last"] for row in rows] == ["0.1", "0.5", "0.5"]
-    assert (folder / "run" / "output" / "results.json").read_bytes() == first
+    assert (folder / "run/output/results.json").read_bytes() == first
 
     (data / "one.txt").write_text("once")
     small.edit(notebook, "else 0.1", "else 0.5")
@@ -121,9 +120,8 @@ def test_failures_that_papermill_hides_are_recorded_and_the_same_command_goes_on
     notebook, tmp_path
 ):
     folder, given = tmp_path / "grid", "ending=raise,once,exit,kill,nan,silent,good"
-    theirs = folder / "ending=good" / "run.json"  # of a notebook that a person ran there
-    theirs.parent.mkdir(parents=True)
-    theirs.write_text('{"notebook": "mine", "parameters": {}}')
+    theirs = folder / "ending=good/run.json"  # of a notebook that a person ran there
+    write(folder, {"ending=good/run.json": '{"notebook": "mine", "parameters": {}}'})
     assert main(notebook, folder, given) == 1
     assert theirs.read_text() == '{"notebook": "mine", "parameters": {}}' and len([*theirs.parent.iterdir()]) == 1
     rows = {row["ending"]: row for row in table(folder)}
@@ -136,8 +134,8 @@ def test_failures_that_papermill_hides_are_recorded_and_the_same_command_goes_on
     assert "cannot be read" in rows["silent"]["error"]
 
     assert main(notebook, folder, "ending=once,good") == 0
-    assert '"evalue": "out of luck"' in (folder / "ending=once" / "tiny.ipynb").read_text()
-    assert '"evalue"' not in (folder / "ending=once" / "tiny.2.ipynb").read_text()
+    assert '"evalue": "out of luck"' in (folder / "ending=once/tiny.ipynb").read_text()
+    assert '"evalue"' not in (folder / "ending=once/tiny.2.ipynb").read_text()
     assert [row["status"] for row in table(folder)] == ["done", "done before", *["failed"] * 5]
 
 

@@ -17,6 +17,8 @@ from helpers.data.data_source import locate, read_splits
 from helpers.data.listing import list_files
 from helpers.data.rows import SUFFIXES, Row, SetAside, Unusable, read_rows
 from helpers.data.text import read_text
+from tests import colab
+from tests.harness import write
 from tests.hostile import cases
 
 pytestmark = pytest.mark.once
@@ -52,8 +54,7 @@ def rows_of(name: str) -> tuple[list[dict], SetAside]:
 def test_a_path_that_exists_is_a_path_whatever_a_library_calls_so(folder):
     Path("private.csv").write_text(table([("private", "p")] * 9))
     for name in ("csv", "text", "json", "parquet", "imagefolder", "dair-ai/emotion"):
-        Path(name).mkdir(parents=True)
-        (Path(name) / "mine.csv").write_text(table())
+        write(folder, {f"{name}/mine.csv": table()})
         assert len(rows_of(name)[0]) == len(ROWS)
         made = parameters.Parameters(**values(data_source=name))
         assert made.data_source == str(folder / name)
@@ -78,9 +79,7 @@ def test_a_model_of_ones_own_is_known_by_its_weights():
     def run(path: str) -> dict:
         return parameters.identity(WithModel(**values(base_model=path)))
 
-    for name, weights in (("a/model", b"1"), ("b/model", b"2")):
-        Path(name).mkdir(parents=True)
-        (Path(name) / "model.safetensors").write_bytes(weights)
+    write(Path(), {"a/model/model.safetensors": b"1", "b/model/model.safetensors": b"2"})
     assert run("a/model") == run("./a/../a/model") != run("b/model")
 
 
@@ -102,10 +101,8 @@ def test_a_hub_that_does_not_answer_is_said_with_what_needs_no_network(monkeypat
 
 
 def test_a_file_of_a_folder_that_cannot_be_read_is_named_and_the_others_are_read(capsys):
-    Path("set").mkdir()
-    for name in ("train-1.csv", "train-2.csv", "test.csv", "notes.csv"):
-        (Path("set") / name).write_text(table())
-    (Path("set") / "train-3.csv").write_bytes(table().encode("cp1252"))
+    names = ("train-1.csv", "train-2.csv", "test.csv", "notes.csv")
+    write(Path("set"), dict.fromkeys(names, table()) | {"train-3.csv": table().encode("cp1252")})
     assert len(rows_of("set")[0]) == 2 * len(ROWS)
     printed = capsys.readouterr().out
     assert "not read: train-3.csv: is not UTF-8 (30 lines); its bytes fit cp1252" in printed
@@ -123,8 +120,7 @@ def archive(name: str, files: dict[str, str | bytes]) -> str:
 
 
 def test_a_zip_is_unpacked_into_a_folder_of_its_own_and_stays_inside_of_it(folder):
-    Path("documents").mkdir()
-    Path("documents/old.csv").write_text("old")
+    write(folder, {"documents/old.csv": "old"})
     files = {name: table() for name in ("a.csv", "部分/b.csv", "../outside.csv", "/root.csv", "__MACOSX/._a.csv")}
     place = locate(archive("documents.zip", files))
     listing = list_files(place.path, (".csv",), source=place.source)
@@ -274,15 +270,11 @@ def window(monkeypatch) -> dict[str, bytes]:
     chosen = {}
 
     def upload() -> dict[str, bytes]:
-        written = {}
         for name, content in chosen.items():
             Path(name).write_bytes(content)
-            written[name] = content
-        return written
+        return dict(chosen)
 
-    colab = types.ModuleType("google.colab")
-    colab.files = types.SimpleNamespace(upload=upload)
-    monkeypatch.setitem(sys.modules, "google.colab", colab)
+    monkeypatch.setitem(sys.modules, "google.colab", colab.module(files=types.SimpleNamespace(upload=upload)))
     return chosen
 
 
@@ -296,17 +288,14 @@ def test_the_check_of_the_parameters_asks_for_nothing_and_outside_of_colab_a_pat
         locate("upload")
 
 
-def test_the_chosen_file_is_the_data(window, folder):
-    window["texts.csv"] = b"text,label\na,b\n"
+def test_the_one_file_that_was_chosen_is_the_data(window, folder):
+    for count in (0, 2):
+        window.update({f"{n}.txt": b"text" for n in range(count)})
+        with pytest.raises(ValueError, match=f"{count} files were chosen"):
+            locate("upload")
+    window.popitem()
     place = locate("upload")
-    assert (place.path, place.name) == (folder / "texts.csv", "texts.csv")
-
-
-@pytest.mark.parametrize("count", [0, 2])
-def test_one_file_is_wanted(window, count):
-    window.update({f"{n}.txt": b"text" for n in range(count)})
-    with pytest.raises(ValueError, match=f"{count} files were chosen"):
-        locate("upload")
+    assert (place.path, place.name) == (folder / "0.txt", "0.txt")
 
 
 def test_a_file_of_which_half_can_be_used_is_read():

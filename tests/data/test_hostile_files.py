@@ -19,6 +19,7 @@ from helpers.train.sentence_encoder import load_sentence_encoder
 from helpers.tuning.data import load_texts as load_labelled
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.training import load_classifier
+from tests.harness import write
 from tests.hostile import MARKER, cases, guarded, payload
 
 pytestmark = pytest.mark.once
@@ -97,14 +98,13 @@ BROKEN_LINES = (
 )
 
 
-def jsonl(rows: list[dict]) -> bytes:
-    return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+JSONL = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in LINES)
 
 
 @st.composite
-def damaged(draw, whole: bytes) -> bytes:
+def damaged(draw) -> bytes:
     """A file with one thing wrong."""
-    lines = whole.split(b"\n")
+    whole, lines = JSONL, JSONL.split(b"\n")
     kind = draw(st.sampled_from(("line", "line", "cut", "bytes", "encoding", "columns", "junk")))
     if kind == "line":
         lines.insert(draw(st.integers(0, len(lines))), draw(st.sampled_from(BROKEN_LINES)))
@@ -131,7 +131,7 @@ def damaged(draw, whole: bytes) -> bytes:
 def test_a_damaged_file_is_read_for_what_it_is_or_refused_by_name(tmp_path_factory, name, data):
     folder = tmp_path_factory.mktemp("damaged")
     path = folder / "mine.jsonl"
-    path.write_bytes(data.draw(damaged(jsonl(LINES))))
+    path.write_bytes(data.draw(damaged()))
     with guarded(folder, path.name):
         READERS[name](path)
 
@@ -143,14 +143,14 @@ def test_a_folder_with_all_junk_at_once_is_read_without_it_and_what_could_not_be
     """The folder is called as a builder of the library datasets is, beside a private file, and given by this name alone."""
     folder, readable = tmp_path / "text", {f"story{i}.txt": f"Story {i} of größe.".encode() for i in range(30)}
     readable |= {f"Tag {i}.md": f"# Heading of day {i}\n\nDay {i} was long.".encode() for i in range(30)}
-    readable |= {"m.py": b"def f():\n    return g()\n\n\ndef g():\n    return 1\n", "train.jsonl": jsonl(LINES)}
-    for file, content in (readable | JUNK).items():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_bytes(content)
+    readable |= {"m.py": b"def f():\n    return g()\n\n\ndef g():\n    return 1\n", "train.jsonl": JSONL}
+    write(folder, readable | JUNK)
     (tmp_path / "private.txt").write_text("JUNK\n\n" * 40)
     (folder / "outside.txt").symlink_to(tmp_path / "private.txt")
     (folder / "train-loop.csv").symlink_to("train-loop.csv")
     (folder / "up").symlink_to(tmp_path)
+    (folder / "device.py").symlink_to("/dev/zero")
+    (folder / "loop.py").symlink_to("loop.py")
     os.mkfifo(folder / "pipe.py")
     monkeypatch.chdir(tmp_path)
     with guarded(tmp_path) as refusal:

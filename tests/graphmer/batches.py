@@ -13,7 +13,7 @@ from helpers.graphmer.graph.knowledge_graph import UNKNOWN, Triple, read_ontolog
 # B batch · S roots · G leaves · L leaf tokens · M masked roots · U negatives · C tokens of an entity's text
 
 PAD, MASK, END = 0, 1, 2
-V, R, L, H = 40, 4, 3, 3
+V, R, L, H, M, U, C = 40, 4, 3, 3, 3, 2, 5
 ROOTS = ("root_ids", "root_segments", "root_positions")
 LEAVES = ("leaf_segments", "relation_ids", "head_start", "head_length")
 INPUTS = (*ROOTS, "leaf_ids", *LEAVES)
@@ -29,7 +29,7 @@ def config(**changes) -> GraphMERConfig:
 
 
 def leafy_batch(
-    B: int = 3, S: int = 12, G: int = 4, *, leaves: int | None = None, M: int = 3, U: int = 2, C: int = 5, seed: int = 0
+    B: int = 3, S: int = 12, G: int = 4, *, leaves: int | None = None, seed: int = 0
 ) -> dict[str, torch.Tensor]:
     """Two documents a row and some padding (row 0 is all padding from B = 3); `leaves` of the G slots are used, or some."""
     draw = torch.Generator().manual_seed(seed)
@@ -77,12 +77,12 @@ def inputs(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: batch[name] for name in INPUTS}
 
 
-def perturbed(model: torch.nn.Module, seed: int = 0, scale: float = 0.3) -> torch.nn.Module:
+def perturbed(model: torch.nn.Module) -> torch.nn.Module:
     """The model with no weight at a value that hides something, in evaluation mode."""
-    draw = torch.Generator().manual_seed(seed)
+    draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=draw) * scale)
+            parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.3)
     return model.eval()
 
 

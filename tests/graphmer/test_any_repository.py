@@ -13,8 +13,7 @@ from helpers.graphmer.training import Corpus, load_corpus, new_model
 from helpers.graphmer.workload import planned
 from helpers.plan.machines import machine, runtime_of
 from helpers.plan.workloads import Asked
-
-from .batches import library
+from tests.harness import write
 
 pytestmark = pytest.mark.once
 
@@ -30,8 +29,7 @@ def test_too_little_source_says_how_little(tmp_path):
 
 
 def test_sources_of_which_none_can_be_read_say_why(tmp_path):
-    (tmp_path / "old.py").write_text("print 'x'\n")
-    (tmp_path / "long.py").write_bytes(b"#" * (MOST_BYTES + 1))
+    write(tmp_path, {"old.py": "print 'x'\n", "long.py": b"#" * (MOST_BYTES + 1)})
     with pytest.raises(
         ValueError, match=r"none of its 2 files can be read.*long.py \(.*1,000,000 bytes.*old.py \(line 1"
     ):
@@ -39,7 +37,7 @@ def test_sources_of_which_none_can_be_read_say_why(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "batch", "micro_batch"), [("CPU", 24, 24), ("RTX 3050", 32, 0), ("v5e-8", 32, 0)])
-def test_the_planner_counts_the_job_that_a_machine_gets(name, batch, micro_batch, tmp_path):
+def test_the_planner_counts_the_job_that_a_machine_gets(name, batch, micro_batch, library):
     """Batch, lengths and every tensor of it, and the model: those of the planner are those that a run on these sources has."""
     here = runtime_of(machine(name))
     recipe, step = planned(Asked(), here)
@@ -48,7 +46,7 @@ def test_the_planner_counts_the_job_that_a_machine_gets(name, batch, micro_batch
     assert recipe.micro_batch_size == micro_batch  # 0: the planner's, as are recomputed activations
     assert recipe.gradient_checkpointing is (False if name == "CPU" else None)
     assert step.length == recipe.sequence_length == written.stages()[-1][1]
-    corpus = corpus_of(library(tmp_path / "library"), written)
+    corpus = corpus_of(library, written)
     for _, length in written.stages():
         chains = corpus.train.with_roots(written.roots(length))
         real, counted = chains.collate([chains[0], chains[1]]), step.batch(2, length)

@@ -10,9 +10,7 @@ import pytest
 from helpers.graphmer.__main__ import main
 from helpers.graphmer.ask import CALLS, Answer, Asked
 from helpers.graphmer.graph.repository import Repository, load_graph
-from tests.harness import printed
-
-from .test_imports import write
+from tests.harness import printed, write
 
 pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[2]
@@ -65,10 +63,8 @@ def shop(tmp_path_factory) -> Path:
     return write(tmp_path_factory.mktemp("shop"), SHOP)
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache/graphmer"
+def repository(folder: Path, files: dict[str, str]) -> Asked:
+    return Asked(write(folder / "code", files))
 
 
 @pytest.fixture
@@ -76,11 +72,10 @@ def asked(shop, cache):
     return Asked(shop).answers
 
 
-def brief(answers: list[Answer], kinds: tuple[str, ...] = CALLS) -> list[tuple]:
+def brief(answers: list[Answer]) -> list[tuple]:
     """Name, status and steps of each answer that is a call."""
-    return [
-        (answer.name.removeprefix("shop."), answer.status, answer.steps) for answer in answers if answer.kind in kinds
-    ]
+    calls = [answer for answer in answers if answer.kind in CALLS]
+    return [(answer.name.removeprefix("shop."), answer.status, answer.steps) for answer in calls]
 
 
 def test_callers_are_known_with_file_line_and_what_stands_there(asked):
@@ -184,8 +179,7 @@ USES = """
     ],
 )
 def test_every_use_has_its_kind_and_line(tmp_path, name, kinds):
-    write(tmp_path / "code", {"m.py": USES})
-    answers = Asked(tmp_path / "code").answers(f"m.{name}", "called_by")
+    answers = repository(tmp_path, {"m.py": USES}).answers(f"m.{name}", "called_by")
     lines = [(answer.kind, line) for answer in answers for line in answer.mentioned.partition(":")[2].split(", ")]
     assert {answer.status for answer in answers} == {"known"}
     assert sorted(kind for kind, _ in lines) == sorted(kinds.split())
@@ -203,8 +197,9 @@ def test_a_notebook_is_read_and_what_cannot_be_read_is_named(tmp_path):
 
 
 def test_nothing_is_said_only_where_the_word_does_not_occur(tmp_path):
-    write(tmp_path / "code", {"m.py": "def find(): pass\ndef alone(): pass\n", "other.py": "# find\nHELP = 'find'\n"})
-    asked = Asked(tmp_path / "code")
+    asked = repository(
+        tmp_path, {"m.py": "def find(): pass\ndef alone(): pass\n", "other.py": "# find\nHELP = 'find'\n"}
+    )
     answers = asked.answers("find", "called_by")
     assert [(answer.status, answer.kind, answer.mentioned) for answer in answers] == [
         ("open", "text", "other.py:1"),
@@ -230,8 +225,7 @@ def test_a_file_that_changes_is_read_again_at_the_next_question(tmp_path):
 def test_jedi_infers_what_the_sources_leave_open(tmp_path):
     pytest.importorskip("jedi")
     text = "class A:\n    def go(self): pass\n\ndef use(a):\n    a.go()\n\nuse(A())\n"
-    write(tmp_path / "code", {"m.py": text})
-    answers = Asked(tmp_path / "code").answers
+    answers = repository(tmp_path, {"m.py": text}).answers
     assert [answer.status for answer in answers("A.go", "called_by", infer=False)] == ["open"]
     assert [answer.status for answer in answers("A.go", "called_by")] == ["inferred"]
 
@@ -255,11 +249,11 @@ def test_what_cannot_be_asked_is_an_error_that_says_what_can(asked, name, relati
         asked(name, relation)
 
 
-def test_java_types_of_one_name_in_two_projects_are_told_apart(tmp_path):
-    pytest.importorskip("tree_sitter_java", reason="needs pip install tree-sitter tree-sitter-java")
+def test_java_types_of_one_name_in_two_projects_are_told_apart(parser, tmp_path):
     text = "package x;\nclass A {\n void f() { }\n void g() { f(); }\n}\n"
-    write(tmp_path / "code", {f"{project}/src/main/java/x/A.java": text for project in "ab"})
-    [caller] = Asked(tmp_path / "code").answers("b:x.A.f", "called_by")
+    [caller] = repository(tmp_path, {f"{project}/src/main/java/x/A.java": text for project in "ab"}).answers(
+        "b:x.A.f", "called_by"
+    )
     assert (caller.name, caller.mentioned) == ("b:x.A.g()", "b/src/main/java/x/A.java:4")
     assert caller.source == "void g() { f(); }"
 
@@ -281,10 +275,8 @@ JAVA = """
 """
 
 
-def test_in_java_arguments_and_receivers_decide_who_can_be_a_caller(tmp_path):
-    pytest.importorskip("tree_sitter_java", reason="needs pip install tree-sitter tree-sitter-java")
-    write(tmp_path / "code", {"Tools.java": JAVA})
-    answers = Asked(tmp_path / "code").answers
+def test_in_java_arguments_and_receivers_decide_who_can_be_a_caller(parser, tmp_path):
+    answers = repository(tmp_path, {"Tools.java": JAVA}).answers
     two = [("x.Tools.unlike(CharSequence)", "known"), ("x.User.f(List,Unknown)", "known")]
     one_of = [("x.Others.isEmpty(CharSequence)", "one of")]
     assert [answer[:2] for answer in answers("Tools.isEmpty(CharSequence,int)", "called_by")] == two

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter, defaultdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +15,6 @@ from helpers.graphmer.graph.knowledge_graph import UNRESOLVED
 from helpers.graphmer.graph.repository import load_graph
 from helpers.graphmer.text import MASK, PAD, SEP, shown_name
 from helpers.graphmer.training import load_corpus
-
-from .batches import library
 
 pytestmark = pytest.mark.once
 
@@ -37,7 +36,7 @@ class World:
 
     def __init__(self, folder):
         self.configuration = override(read_configuration("published"), SHORT)
-        self.corpus = load_corpus(load_graph(library(folder)), str(folder), self.configuration)
+        self.corpus = load_corpus(load_graph(folder), str(folder), self.configuration)
         self.splits, self.encoded = self.corpus.splits, self.corpus.train.encoded
         self.known = self.splits[0] + self.splits[1] + self.splits[2]
 
@@ -51,8 +50,8 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return World(tmp_path_factory.mktemp("library"))
+def world(library):
+    return World(library)
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +79,18 @@ def directed(world, triples):
 
 
 def leaves_of(batch):
-    """(row, leaf) of every leaf there is."""
-    return batch["leaf_segments"].nonzero().tolist()
+    """Every leaf there is: its row and number, and what the batch says of it."""
+    names = (
+        "relation_ids",
+        "head_entities",
+        "tail_entities",
+        "head_start",
+        "head_length",
+        "triple_labels",
+        "leaf_segments",
+    )
+    for row, number in batch["leaf_segments"].nonzero().tolist():
+        yield SimpleNamespace(row=row, number=number, **{name: batch[name][row, number].item() for name in names})
 
 
 def document_of(chains, row, segment):
@@ -140,15 +149,14 @@ def test_packing_fills_sequences_and_can_be_turned_off(world, chains):
 def test_leaves_are_true_triples_of_training_or_wrong_ones_of_no_part(world, epoch):
     trained, counts = directed(world, world.splits.train), Counter()
     looks = {row.tobytes() for row in world.encoded.leaf_ids_EL}
-    for row, leaf in leaves_of(epoch):
-        label, relation = epoch["triple_labels"][row, leaf].item(), epoch["relation_ids"][row, leaf].item()
-        head, tail = (epoch[f"{end}_entities"][row, leaf].item() for end in ("head", "tail"))
-        shown = epoch["leaf_ids"][row, leaf].numpy().tobytes()
+    for leaf in leaves_of(epoch):
+        head, tail, label = leaf.head_entities, leaf.tail_entities, leaf.triple_labels
+        shown = epoch["leaf_ids"][leaf.row, leaf.number].numpy().tobytes()
         counts[label] += 1
         if label == 0:
             assert (head, tail) == (-1, -1) and shown in looks
         else:
-            assert (head, relation, tail) in trained
+            assert (head, leaf.relation_ids, tail) in trained
         if label == 1:
             assert shown == world.encoded.leaf_ids_EL[tail].tobytes()
     assert counts[0] > 500 and counts[1] > 500 and counts[NOTHING] > 100
@@ -174,25 +182,25 @@ def test_wrong_tails_are_of_an_admitted_type_and_hard_ones_are_near_the_right_on
 
 def test_masked_leaves_show_nothing_and_labels_are_their_tokens(world, epoch):
     masked = (epoch["mnm_labels"] != NOTHING).any(-1)
-    for row, leaf in leaves_of(epoch):
-        if masked[row, leaf]:
-            assert (epoch["leaf_ids"][row, leaf] == MASK).all() and epoch["triple_labels"][row, leaf] == NOTHING
-            expected = world.encoded.leaf_ids_EL[epoch["tail_entities"][row, leaf]]
-            labels = epoch["mnm_labels"][row, leaf].numpy()
+    for leaf in leaves_of(epoch):
+        place = leaf.row, leaf.number
+        if masked[place]:
+            assert (epoch["leaf_ids"][place] == MASK).all() and leaf.triple_labels == NOTHING
+            expected = world.encoded.leaf_ids_EL[leaf.tail_entities]
+            labels = epoch["mnm_labels"][place].numpy()
             np.testing.assert_array_equal(labels, np.where(expected == PAD, NOTHING, expected))
         else:
-            assert (epoch["leaf_ids"][row, leaf] != MASK).all() and epoch["triple_labels"][row, leaf] in (0, 1)
-            assert not epoch["negative_text_ids"][row, leaf].any()
+            assert (epoch["leaf_ids"][place] != MASK).all() and leaf.triple_labels in (0, 1)
+            assert not epoch["negative_text_ids"][place].any()
     for name in ("leaf_ids", "relation_ids", "head_start", "head_length", "tail_text_ids"):
         assert not epoch[name][epoch["leaf_segments"] == 0].any(), name
 
 
 def test_no_pair_of_entities_is_in_two_leaves_of_a_document(epoch):
     seen = set()
-    for row, leaf in leaves_of(epoch):
-        head, tail = (epoch[f"{end}_entities"][row, leaf].item() for end in ("head", "tail"))
-        key = (row, epoch["leaf_segments"][row, leaf].item(), frozenset((head, tail)))
-        assert head < 0 or key not in seen
+    for leaf in leaves_of(epoch):
+        key = (leaf.row, leaf.leaf_segments, frozenset((leaf.head_entities, leaf.tail_entities)))
+        assert leaf.head_entities < 0 or key not in seen
         seen.add(key)
 
 
@@ -208,19 +216,17 @@ def test_the_share_of_masked_leaves_and_roots_is_the_request(world, share):
 
 def test_leaves_hang_at_the_name_of_their_head(world, chains, epoch):
     places = Counter()
-    for row, leaf in leaves_of(epoch):
-        segment = epoch["leaf_segments"][row, leaf].item()
-        number = document_of(chains, row, segment)
-        start = epoch["head_start"][row, leaf].item() - epoch["root_segments"][row].tolist().index(segment)
-        length = epoch["head_length"][row, leaf].item()
-        assert (start, length) == world.encoded.anchors[number]
-        assert epoch["head_entities"][row, leaf].item() in (-1, number)
-        shown = world.text(world.encoded.documents[number][start : start + length].tolist())
+    for leaf in leaves_of(epoch):
+        number = document_of(chains, leaf.row, leaf.leaf_segments)
+        start = leaf.head_start - epoch["root_segments"][leaf.row].tolist().index(leaf.leaf_segments)
+        assert (start, leaf.head_length) == world.encoded.anchors[number]
+        assert leaf.head_entities in (-1, number)
+        shown = world.text(world.encoded.documents[number][start : start + leaf.head_length].tolist())
         entity = world.encoded.entities[number]
         assert entity.name in shown or shown_name(entity.id).endswith(
             shown
         )  # the end of a long one, of a parameter in brackets
-        places[bool(epoch["relation_ids"][row, leaf] > RELATIONS.forward)] += 1
+        places[leaf.relation_ids > RELATIONS.forward] += 1
     assert min(places[True], places[False]) > 20
 
 
@@ -230,9 +236,8 @@ def test_an_anchor_has_at_most_so_many_true_and_wrong_leaves(world, positives, n
         f"encoding__leaves_per_anchor__{name}": n for name, n in (("positive", positives), ("negatives", negatives))
     }
     batch, counts = whole_epoch(world.chains(**anchor)), Counter()
-    for row, leaf in leaves_of(batch):
-        true = batch["tail_entities"][row, leaf].item() >= 0
-        counts[row, batch["head_start"][row, leaf].item(), true] += 1
+    for leaf in leaves_of(batch):
+        counts[leaf.row, leaf.head_start, leaf.tail_entities >= 0] += 1
     for true, most in ((True, positives), (False, negatives)):
         assert max((n for key, n in counts.items() if key[2] is true), default=0) == most
     assert (batch["leaf_segments"] > 0).sum(1).max() <= LEAVES

@@ -11,7 +11,7 @@ from helpers.graphmer.training import load_corpus
 from helpers.graphmer.workload import run_recipe
 from helpers.machine.runtime import detect
 
-from .batches import library, weight_count
+from .batches import weight_count
 
 pytestmark = pytest.mark.once
 
@@ -88,10 +88,9 @@ READ_ELSEWHERE = [
 
 
 @pytest.fixture(scope="module")
-def sequence(tmp_path_factory):
+def sequence(library):
     """The first sequence that a configuration makes of a small library, as bytes."""
-    folder = str(library(tmp_path_factory.mktemp("library")))
-    corpus = load_corpus(load_graph(folder), folder, override(BASE, {"encoding.vocab_size": 1000}))
+    corpus = load_corpus(load_graph(library), str(library), override(BASE, {"encoding.vocab_size": 1000}))
     made_of = (corpus.splits.train, corpus.train.encoded)
     return lambda of: {name: field.tobytes() for name, field in LeafyChains(*made_of, of)[0].items()}
 

@@ -16,15 +16,12 @@ from helpers.plan.workloads import Asked
 from helpers.show.intervals import bootstrap
 from tests.graph_run import SMALL
 
-from .batches import library
-
 pytestmark = pytest.mark.once
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = library(tmp_path_factory.mktemp("library"))
-    return load_corpus(load_graph(folder), str(folder), override(read_configuration("rtx3050"), SMALL))
+def corpus(library):
+    return load_corpus(load_graph(library), str(library), override(read_configuration("rtx3050"), SMALL))
 
 
 def test_ranks_leave_other_right_answers_out_and_share_equal_scores(corpus):

@@ -3,24 +3,15 @@
 import importlib
 import importlib.machinery
 import random
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from helpers.graphmer.graph.imports import Imports, module_path
 from helpers.graphmer.graph.repository import load_graph
-from tests.harness import printed
+from tests.harness import printed, write
 
 pytestmark = pytest.mark.once
-
-
-def write(folder: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(text))
-    return folder
 
 
 def calls(folder: Path, files: dict[str, str]) -> dict[str, set[str]]:
@@ -59,10 +50,7 @@ def test_each_of_two_applications_with_packages_of_one_name_calls_its_own(tmp_pa
         assert f"{each}/app/views.py:show" in found[f"{each}/run.py"]
         assert found[f"{each}/tests/test_views.py"] == {f"{each}/app/views.py:show"}
         assert printed("run.py", cwd=tmp_path / each).strip() == each
-
-
-def test_modules_of_one_name_have_ids_that_say_their_folders(tmp_path):
-    graph = load_graph(write(tmp_path, ONE | TWO))
+    graph = load_graph(tmp_path)  # in which their modules have ids that say their folders
     for each in ("a", "b"):
         assert graph.place(graph.entities[f"services.{each}.app.models.build"]) == f"services/{each}/app/models.py:1"
     triples = {(head, tail) for head, relation, tail in graph.triples if relation == "contains"}
@@ -82,11 +70,6 @@ def test_a_script_imports_its_siblings(tmp_path):
     for each in ("x", "y"):
         assert found[f"{each}/main.py"] == {f"{each}/utils.py:mend"}
         assert printed(f"{each}/main.py", cwd=tmp_path).strip() == each
-
-
-def test_a_script_of_another_folder_is_not_proved_and_not_called_foreign(tmp_path):
-    found = calls(tmp_path, SIBLINGS | {"z/main.py": "import utils\n\nutils.mend()\n"})
-    assert found["z/main.py"] == {"?:mend"}
 
 
 def test_a_package_that_two_folders_have_is_not_proved(tmp_path):
@@ -142,15 +125,10 @@ def test_a_package_that_two_folders_have_is_not_proved(tmp_path):
             {"json.py": "def dumps(): pass\n", "use.py": "import json\njson.dumps()\n"},
             "use.py", "json.py:dumps", id="a file beside a script hides the standard library's",
         ),
-    ],
-)  # fmt: skip
-def test_an_import_is_followed_in_every_layout(tmp_path, files, user, expected):
-    assert calls(tmp_path, files)[user] == {expected}
-
-
-@pytest.mark.parametrize(
-    ("files", "user", "expected"),
-    [
+        pytest.param(
+            SIBLINGS | {"z/main.py": "import utils\n\nutils.mend()\n"},
+            "z/main.py", "?:mend", id="a script of another folder is not foreign",
+        ),
         pytest.param(
             {"tools/json.py": "def dumps(): pass\n", "use.py": "import json\njson.dumps()\n"},
             "use.py", "json.dumps", id="a file of another folder hides no standard library",
@@ -174,13 +152,11 @@ def test_an_import_is_followed_in_every_layout(tmp_path, files, user, expected):
              "app/use.py": "import requests\nrequests.get()\n"},
             "app/use.py", "?:get", id="a package that the tests bring",
         ),
-        pytest.param(
-            {"a/pkg/__init__.py": "", "b/pkg/__init__.py": "", "b/pkg/m.py": "def f(): pass\n", "use.py": "from pkg.m import f\nf()\n"},
-            "use.py", "?:f", id="a package that two folders have",
-        ),
     ],
 )  # fmt: skip
-def test_what_the_sources_do_not_prove_is_not_known(tmp_path, files, user, expected):
+def test_an_import_is_followed_in_every_layout_and_what_the_sources_do_not_prove_is_not_known(
+    tmp_path, files, user, expected
+):
     assert calls(tmp_path, files)[user] == {expected}
 
 

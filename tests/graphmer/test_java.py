@@ -6,9 +6,9 @@ import pytest
 
 from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED
 from helpers.graphmer.graph.repository import Repository, load_graph
+from tests.harness import write
 
 from .batches import violations
-from .test_imports import write
 from .test_python import tails
 
 pytestmark = pytest.mark.once
@@ -87,11 +87,6 @@ SHOP = {
     """,
 }
 SELL = "shop.tills.Till.sell(T,int,Thing...)"
-
-
-@pytest.fixture(scope="module")
-def parser():
-    pytest.importorskip("tree_sitter_java", reason="needs pip install tree-sitter tree-sitter-java")
 
 
 @pytest.fixture(scope="module")
@@ -191,9 +186,8 @@ def test_without_a_parser_java_is_listed_and_asked_for(monkeypatch, tmp_path):
     assert failed.keys() == {"A.java", "b/B.java"} and all(remedy in error for error in failed.values())
 
 
-def test_a_graph_without_its_java_is_not_kept_for_when_there_is_a_parser(parser, tmp_path, monkeypatch):
+def test_a_graph_without_its_java_is_not_kept_for_when_there_is_a_parser(parser, tmp_path):
     folder = write(tmp_path / "code", {"A.java": "class A { }", "tool.py": ""})
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.MonkeyPatch.context() as patched, pytest.warns(UserWarning, match="cannot be read"):
         patched.setitem(sys.modules, "tree_sitter", None)
         assert "A" not in Repository(folder).graph().entities

@@ -7,8 +7,7 @@ import pytest
 
 from benchmarks.graph import calls_of, resolver, truth, watched
 from helpers.graphmer.ask import Asked
-
-from .test_imports import write
+from tests.harness import write
 
 pytestmark = pytest.mark.once
 

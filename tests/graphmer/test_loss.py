@@ -45,31 +45,27 @@ def seen():
         }
 
 
-def mean(values: list[float]) -> float:
-    assert values, "the batch does not test this"
-    return sum(values) / len(values)
+def assert_term(seen, name: str, *parts: list[float]) -> None:
+    """A term is the sum of the means of its parts; a batch that does not test a part fails here."""
+    assert float(seen["terms"][name]) == pytest.approx(sum(sum(part) / len(part) for part in parts), rel=1e-5)
 
 
 def flat(seen, name):
     return seen["batch"][name].flatten(0, 1).tolist()
 
 
-def masked(seen) -> list[bool]:
-    return [any(label != -100 for label in row) for row in flat(seen, "mnm_labels")]
-
-
 def test_mlm_is_the_mean_over_masked_roots(seen):
     labels, places, found = seen["batch"]["mlm_labels"], seen["batch"]["mlm_positions"], seen["root_probabilities"]
     asked = (labels != -100).nonzero().tolist()
     losses = [-math.log(found[b, places[b, m], labels[b, m]]) for b, m in asked]
-    assert float(seen["terms"]["mlm"]) == pytest.approx(mean(losses), rel=1e-5)
+    assert_term(seen, "mlm", losses)
 
 
 def test_mnm_is_the_mean_over_labelled_slots(seen):
     labels, found = seen["batch"]["mnm_labels"], seen["leaf_probabilities"]
     asked = (labels != -100).nonzero().tolist()
     losses = [-math.log(found[b, g, s, labels[b, g, s]]) for b, g, s in asked]
-    assert float(seen["terms"]["mnm"]) == pytest.approx(mean(losses), rel=1e-5)
+    assert_term(seen, "mnm", losses)
 
 
 def test_triple_term_is_binary_cross_entropy_of_shown_leaves(seen):
@@ -78,7 +74,7 @@ def test_triple_term_is_binary_cross_entropy_of_shown_leaves(seen):
         if label >= 0:
             chance = 1 / (1 + math.exp(-logit))
             losses.append(-math.log(chance if label == 1 else 1 - chance))
-    assert float(seen["terms"]["triple"]) == pytest.approx(mean(losses), rel=1e-5)
+    assert_term(seen, "triple", losses)
 
 
 def candidates(seen, p: int) -> list[int]:
@@ -99,9 +95,10 @@ def slow_choice(seen, p: int, vector: torch.Tensor) -> float:
 
 
 def test_contrastive_term_is_infonce_over_admissible_candidates(seen):
-    asked = [p for p, yes in enumerate(masked(seen)) if yes and flat(seen, "tail_entities")[p] >= 0]
+    masked = [{*labels} != {-100} for labels in flat(seen, "mnm_labels")]
+    asked = [p for p, entity in enumerate(flat(seen, "tail_entities")) if masked[p] and entity >= 0]
     losses = [slow_choice(seen, p, seen["queries"][p]) for p in asked]
-    assert float(seen["terms"]["contrastive"]) == pytest.approx(mean(losses), rel=1e-5)
+    assert_term(seen, "contrastive", losses)
 
 
 def expected_tail(seen, vector: torch.Tensor, relation: int) -> torch.Tensor:
@@ -117,7 +114,7 @@ def true_leaves(seen) -> list[int]:
 def test_scoring_term_is_infonce_of_the_relations_matrix(seen):
     relations = flat(seen, "relation_ids")
     losses = [slow_choice(seen, p, expected_tail(seen, seen["heads"][p], relations[p])) for p in true_leaves(seen)]
-    assert float(seen["terms"]["scoring"]) == pytest.approx(mean(losses), rel=1e-5)
+    assert_term(seen, "scoring", losses)
 
 
 def cycle(seen, relation: int, *vectors) -> float:
@@ -135,7 +132,7 @@ def test_antisymmetry_is_the_hinge_on_both_directions(seen):
     r = flat(seen, "relation_ids")
     losses = [cycle(seen, r[p], seen["heads"][p], seen["tails"][p]) for p in pairs(seen, [1, 3])]
     assert sum(loss > 0 for loss in losses) > 2
-    assert float(seen["terms"]["antisymmetry"]) == pytest.approx(mean(losses), rel=1e-5)
+    assert_term(seen, "antisymmetry", losses)
 
 
 def test_acyclicity_is_the_hinge_on_cycles_of_two_and_three(seen):
@@ -146,7 +143,7 @@ def test_acyclicity_is_the_hinge_on_cycles_of_two_and_three(seen):
         third = (p + 1) % len(tail)
         if tail[third] >= 0 and tail[third] not in (head[p], tail[p]):
             three.append(cycle(seen, r[p], seen["heads"][p], seen["tails"][p], seen["tails"][third]))
-    assert float(seen["terms"]["acyclicity"]) == pytest.approx(mean(two) + mean(three), rel=1e-5)
+    assert_term(seen, "acyclicity", two, three)
 
 
 # ---- what does not count

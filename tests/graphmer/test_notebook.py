@@ -1,6 +1,5 @@
 """The GraphMER notebooks as users run them."""
 
-import math
 import re
 from pathlib import Path
 
@@ -28,7 +27,6 @@ def tiny(alone: Path, **others) -> dict:
 def assert_whole_run(results, kind: str) -> None:
     output = Path("out")
     assert (results["runtime"]["kind"], results["train"]["steps"]) == (kind, STEPS)
-    assert math.isfinite(results["train"]["loss_last"])
     after = results["eval"]["after"]
     assert {row["row"] for row in after["links"]} == {"resolver", "words", "untrained", "trained"}
     rows = {row["row"]: row["MRR"] for row in after["search"]}

@@ -11,10 +11,9 @@ import pytest
 from helpers.graphmer.graph.knowledge_graph import DEFINED
 from helpers.graphmer.graph.repository import load_graph
 from helpers.graphmer.graph.sources import find_sources
-from tests.harness import printed
+from tests.harness import printed, write
 
 from .batches import library, violations
-from .test_imports import write
 
 pytestmark = pytest.mark.once
 
@@ -254,14 +253,9 @@ INTROSPECTED = (  # modules of the standard library that import on every platfor
 @pytest.mark.parametrize("module", INTROSPECTED)
 def test_bases_of_real_classes_are_those_python_has(sample, module):
     loaded = importlib.import_module(module)
-    classes = [
-        cls
-        for name, cls in vars(loaded).items()
-        if inspect.isclass(cls)
-        and cls.__module__ == module
-        and cls.__name__ == name
-        and name in sample_names(sample, module)
-    ]
+    contained = {sample.entities[tail].name for tail in tails(sample, module, "contains")}
+    classes = [cls for name, cls in inspect.getmembers(loaded, inspect.isclass) if cls.__name__ == name in contained]
+    classes = [cls for cls in classes if cls.__module__ == module]
     assert classes
     for cls in classes:
         real = {f"{base.__module__}.{base.__qualname__}" for base in cls.__bases__} - {"builtins.object"}
@@ -288,10 +282,6 @@ def test_parameters_of_real_functions_are_those_of_their_signature(sample, modul
     assert checked
 
 
-def sample_names(graph, module: str) -> set[str]:
-    return {graph.entities[tail].name for tail in tails(graph, module, "contains")}
-
-
 # ---- the standard library
 
 
@@ -310,7 +300,7 @@ def test_another_process_in_another_folder_reads_the_same_graph(tmp_path):
         "import sys; from helpers.graphmer.graph.repository import load_graph; print(load_graph(sys.argv[1]).digest())"
     )
     digests = set()
-    for hash_seed, folder in (("1", tmp_path / "here" / "code"), ("2", tmp_path / "elsewhere" / "deep" / "code")):
+    for hash_seed, folder in (("1", tmp_path / "here/code"), ("2", tmp_path / "elsewhere/deep/code")):
         library(write(folder, SHOP))
         environment = os.environ | {"PYTHONHASHSEED": hash_seed}
         digests.add(printed("-c", code, folder, env=environment))
@@ -319,10 +309,8 @@ def test_another_process_in_another_folder_reads_the_same_graph(tmp_path):
 
 def test_files_that_do_not_parse_are_listed_and_the_others_read(tmp_path):
     write(tmp_path, {"good.py": "import bad\n", "bad.py": "x = 1\ndef broken(:\n    pass\n"})
-    (tmp_path / "nul.py").write_bytes(b"x = '\0'\n")
-    (tmp_path / "latin.py").write_bytes(b"x = '\xe9'\n")
-    (tmp_path / "declared.py").write_bytes(b"# -*- coding: latin-1 -*-\nx = '\xe9'\n")
-    (tmp_path / "deep.py").write_text("x = " + "(" * 500 + ")" * 500)
+    write(tmp_path, {"nul.py": b"x = '\0'\n", "latin.py": b"x = '\xe9'\n", "deep.py": "x = " + "(" * 500 + ")" * 500})
+    write(tmp_path, {"declared.py": b"# -*- coding: latin-1 -*-\nx = '\xe9'\n"})
     (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere.py")
     graph = load_graph(tmp_path)
     errors = {failure["path"]: failure["error"] for failure in graph.manifest["failed"]}

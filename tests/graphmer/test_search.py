@@ -12,9 +12,7 @@ from datasets import Dataset
 from helpers.graphmer.pairs import definitions, hold_out, in_batches, pairs
 from helpers.graphmer.search import search, words
 from helpers.graphmer.search_training import freeze_lower_half
-from tests.harness import cpu_here, isolated, run
-
-from .batches import library
+from tests.harness import cpu_here, isolated, run, write
 
 pytestmark = pytest.mark.once
 
@@ -51,18 +49,10 @@ def short():
 '''
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def package(tmp_path):
-    (tmp_path / "shop/tests").mkdir(parents=True)
-    (tmp_path / "shop/__init__.py").write_text(SOURCE)
-    (tmp_path / "shop/broken.py").write_text("def f(:\n")
-    (tmp_path / "shop/tests/test_shop.py").write_text('def test_it():\n    """Tests that it is as it should be."""\n')
-    return tmp_path / "shop"
+    test = 'def test_it():\n    """Tests that it is as it should be."""\n'
+    return write(tmp_path / "shop", {"__init__.py": SOURCE, "broken.py": "def f(:\n", "tests/test_shop.py": test})
 
 
 def test_definitions_have_their_code_without_the_docstring_and_classes_without_bodies(package):
@@ -227,13 +217,12 @@ def trained(sources: Path, folder: Path, kill_step: int = 0) -> subprocess.Compl
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one_and_its_export_loads_elsewhere(tmp_path):
+def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one_and_its_export_loads_elsewhere(library, tmp_path):
     cpu_here()
-    sources = library(tmp_path / "library")
-    whole = trained(sources, tmp_path / "whole")
+    whole = trained(library, tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr[-3000:]
-    assert trained(sources, tmp_path / "killed", kill_step=3).returncode < 0
-    resumed = trained(sources, tmp_path / "killed")
+    assert trained(library, tmp_path / "killed", kill_step=3).returncode < 0
+    resumed = trained(library, tmp_path / "killed")
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     losses = [json.loads(one.stdout.rsplit("LOSSES ", 1)[1]) for one in (whole, resumed)]
     assert losses[0] == losses[1]
@@ -242,5 +231,5 @@ def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one_and_its_export
     output = isolated(ELSEWHERE, tmp_path / "whole/model", folder=tmp_path)
     assert output.split() == ["torch.Size([1,", "2])", "64"]
     assert not [*(tmp_path / "whole/model").rglob("*.bin")]
-    found = search(sources, "decode a JSON document", model=tmp_path / "whole/model")
+    found = search(library, "decode a JSON document", model=tmp_path / "whole/model")
     assert len(found) == 5 and torch.isfinite(torch.tensor([one.score for one in found])).all()

@@ -34,19 +34,18 @@ def random_graph(modules=40, functions=5, triples=900, seed=0, files=()):
 
 
 def parts(splits):
-    return {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    return splits.train, splits.validation, splits.test
 
 
-def package_of(graph, name: str) -> str:
-    return graph.entities[name].module.partition(".")[0]
+def package_of(graph, triple: Triple) -> str:
+    return graph.entities[triple.head].module.partition(".")[0]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_pair_of_entities_is_in_two_parts_in_any_order_or_relation(seed):
     splits = split_by_module(random_graph(seed=seed), seed=seed)
-    for one, other in combinations(parts(splits).values(), 2):
-        assert one
-        assert other
+    for one, other in combinations(parts(splits), 2):
+        assert one and other
         pairs = {(triple.head, triple.tail) for triple in one}
         assert not any((triple.head, triple.tail) in pairs or (triple.tail, triple.head) in pairs for triple in other)
 
@@ -59,16 +58,16 @@ def test_held_out_triples_have_heads_in_packages_that_training_has_no_triple_of(
         for triple in graph.triples
         if (triple.tail, triple.head) in {t[::2] for t in graph.triples}
     }
-    trained = {package_of(graph, triple.head) for triple in splits.train if frozenset(triple[::2]) not in pairs}
+    trained = {package_of(graph, triple) for triple in splits.train if frozenset(triple[::2]) not in pairs}
     for triple in (*splits.validation, *splits.test):
-        assert package_of(graph, triple.head) not in trained
+        assert package_of(graph, triple) not in trained
 
 
 @pytest.mark.parametrize("held_out", [0.1, 0.3])
 def test_held_out_parts_are_nearly_their_share(held_out):
     graph = random_graph(modules=200, triples=4000)
     splits = split_by_module(graph, seed=0, held_out=held_out)
-    total = sum(map(len, parts(splits).values()))
+    total = sum(map(len, parts(splits)))
     for part in (splits.validation, splits.test):
         assert 0.7 * held_out <= len(part) / total <= 1.1 * held_out
 
@@ -84,8 +83,8 @@ def test_modules_of_the_same_content_stay_together():
         splits = split_by_module(graph, seed=seed, held_out=0.3)
         pairs = {triple[::2] for triple in graph.triples}
         found = {
-            name
-            for name, part in parts(splits).items()
+            number
+            for number, part in enumerate(parts(splits))
             for triple in part
             if graph.entities[triple.head].module in copies and triple[::2][::-1] not in pairs
         }
@@ -96,7 +95,7 @@ def test_units_that_are_too_few_give_way_to_smaller_ones_and_the_splits_say_so()
     graph = random_graph(modules=2, functions=30)  # one package
     splits = split_by_module(graph, seed=0)
     assert splits.reason == "held out by definition (61 of them): by package they would be too few or too large"
-    units = [{triple.head.partition("(")[0] for triple in part} for part in parts(splits).values()]
+    units = [{triple.head.partition("(")[0] for triple in part} for part in parts(splits)]
     mirrored = {triple.head for triple in graph.triples if triple.relation == "called_by"}
     assert not (units[0] - mirrored) & (units[1] | units[2])
     assert split_by_module(random_graph(), seed=0).reason == "held out by package (20 of them)"

@@ -7,19 +7,14 @@ import pytest
 from helpers.graphmer.graph.repository import load_graph
 from helpers.graphmer.text import Documents, encodings, identifier_tokens, train_tokenizer
 
-from .batches import library
+from . import batches
 
 pytestmark = pytest.mark.once
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return library(tmp_path_factory.mktemp("library"))
-
-
-@pytest.fixture(scope="module")
-def documents(folder):
-    return Documents(load_graph(folder), folder)
+def documents(library):
+    return Documents(load_graph(library), library)
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +22,10 @@ def tokenizer(documents):
     return train_tokenizer(documents.sources.values(), 2000)
 
 
-def test_the_text_of_a_definition_is_its_name_and_what_ast_says_of_its_lines(documents, folder):
+def test_the_text_of_a_definition_is_its_name_and_what_ast_says_of_its_lines(documents, library):
     checked = 0
-    for path in sorted(folder.rglob("*.py")):
-        module = ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted(library.rglob("*.py")):
+        module = ".".join(path.relative_to(library).with_suffix("").parts).removesuffix(".__init__")
         source = path.read_text()
         for node in ast.parse(source).body:
             name = f"{module}.{getattr(node, 'name', '')}"
@@ -43,8 +38,8 @@ def test_the_text_of_a_definition_is_its_name_and_what_ast_says_of_its_lines(doc
     assert checked > 40
 
 
-def test_a_source_that_is_gone_or_changed_is_refused(folder, tmp_path):
-    graph = load_graph(library(tmp_path))
+def test_a_source_that_is_gone_or_changed_is_refused(tmp_path):
+    graph = load_graph(batches.library(tmp_path))
     (tmp_path / "json/tool.py").write_text("# changed\n")
     with pytest.raises(ValueError, match=r"json/tool\.py: changed since the graph was built"):
         Documents(graph, tmp_path)

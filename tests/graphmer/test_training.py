@@ -11,9 +11,6 @@ from tests.graph_run import SMALL
 from tests.harness import assert_killed_run_ends_as, result
 from tests.test_resume import ON_XLA, SLOW_ON_XLA
 
-from .batches import library
-
-DRIVER = Path(__file__).parents[1] / "graph_run.py"
 CURRICULUM = {
     "training_data.short_to_long_curriculum.enabled": True,
     "training_data.short_to_long_curriculum.schedule": "[{steps: 0, max_seq_len: 56}, {steps: 6, max_seq_len: 72}]",
@@ -21,11 +18,11 @@ CURRICULUM = {
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory) -> str:
-    return str(library(tmp_path_factory.mktemp("library")))
+def sources(library) -> str:
+    return str(library)
 
 
-run = functools.partial(harness.train, DRIVER)
+run = functools.partial(harness.train, "tests.graph_run")
 
 
 @pytest.fixture(scope="module")

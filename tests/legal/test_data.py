@@ -10,6 +10,7 @@ import pytest
 
 from helpers.legal.data import Record, groups_of, load_records, near_duplicates
 from helpers.legal.sample import sample_records
+from tests.harness import write
 
 pytestmark = pytest.mark.once
 
@@ -31,7 +32,7 @@ def question(number: int) -> str:
 def test_records_that_differ_in_their_reasoning_alone_are_no_repeats_and_stay_in_one_split(tmp_path):
     rows = [{"question": question(n // 3), "reasoning": f"Step {n}.", "answer": f"{n // 3}"} for n in range(3 * NUMBER)]
     rows += [rows[0] | {"system": "Be brief."}, rows[0]]
-    records = load_records(str(written(tmp_path / "x.jsonl", rows)), seed=0)
+    records = loaded(tmp_path, rows)
     assert [each["row"] for each in records.set_aside] == [f"line {len(rows)}"]
     questions = [{record.question for record in part} for part in records.splits.values()]
     assert sum(map(len, questions)) == NUMBER
@@ -56,6 +57,10 @@ def written(path: Path, rows: list[dict]) -> Path:
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def loaded(folder: Path, rows: list[dict], name: str = "x.jsonl"):
+    return load_records(str(written(folder / name, rows)), seed=0)
 
 
 def everything(records) -> list[Record]:
@@ -108,7 +113,7 @@ REFUSED = {
 def test_a_shape_that_cannot_be_used_is_refused_with_the_reason(name, tmp_path):
     rows, reason = REFUSED[name]
     with pytest.raises(ValueError, match=reason):
-        load_records(str(written(tmp_path / "x.jsonl", rows)), seed=0)
+        loaded(tmp_path, rows)
 
 
 def test_every_row_that_is_set_aside_is_counted_with_its_reason_and_unused_columns_are_named(tmp_path):
@@ -143,7 +148,7 @@ def test_every_row_that_is_set_aside_is_counted_with_its_reason_and_unused_colum
 
 def test_an_empty_reasoning_is_left_out_and_an_answer_none_is_an_answer(tmp_path):
     rows = [{"question": question(n), "reasoning": ("N/A", "Step 1.")[n % 2], "answer": "None"} for n in range(NUMBER)]
-    records = everything(load_records(str(written(tmp_path / "x.csv", rows)), seed=0))
+    records = everything(loaded(tmp_path, rows, "x.csv"))
     assert {(record.reasoning, record.answer) for record in records} == {("", "None"), ("Step 1.", "None")}
 
 
@@ -152,22 +157,20 @@ def test_results_of_parallel_calls_stand_in_the_order_of_the_calls(tmp_path):
     results = [{"role": "tool", "tool_call_id": name, "content": name} for name in ("second", "first")]
     turns = [USER, {"role": "assistant", "tool_calls": calls}, *results, ASSISTANT]
     rows = [{"messages": filled(turns, question(n), f"{n}")} for n in range(NUMBER)]
-    record = everything(load_records(str(written(tmp_path / "x.jsonl", rows)), seed=0))[0]
+    record = everything(loaded(tmp_path, rows))[0]
     assert [message["content"] for message in record.messages if message["role"] == "tool"] == ["first", "second"]
 
 
 # ---- labels
 
 
-def labelled(number: int, **more) -> list[dict]:
-    return [{"text": question(n), "label": ("None", "Yes")[n % 2]} | more for n in range(number)]
+def labelled(**more) -> list[dict]:
+    return [{"text": question(n), "label": ("None", "Yes")[n % 2]} | more for n in range(NUMBER)]
 
 
 def test_a_text_with_a_label_and_no_question_is_told_the_labels(tmp_path):
-    records = load_records(str(written(tmp_path / "x.csv", labelled(NUMBER))), seed=0)
-    assert records.choices == ("None", "Yes")
-    assert {record.system for record in everything(records)} == {"Answer with one of: None, Yes."}
-    asked = load_records(str(written(tmp_path / "y.csv", labelled(NUMBER, question="Is it?"))), seed=0)
+    assert loaded(tmp_path, labelled(), "x.csv").choices == ("None", "Yes")
+    asked = loaded(tmp_path, labelled(question="Is it?"), "y.csv")
     assert {record.system for record in everything(asked)} == {""}
     assert all(record.question.endswith("\n\nIs it?") for record in everything(asked))
 
@@ -191,11 +194,8 @@ def test_the_splits_of_a_folder_are_kept_with_the_names_of_class_labels(tmp_path
 
 
 def test_what_training_repeats_of_the_test_is_taken_from_training(tmp_path):
-    folder = tmp_path / "set"
-    folder.mkdir()
-    written(folder / "train.jsonl", [{"question": question(n), "answer": "a"} for n in range(NUMBER)])
-    written(folder / "test.jsonl", [{"question": question(3), "answer": "a"}])
-    records = load_records(str(folder), seed=0)
+    rows = [{"question": question(n), "answer": "a"} for n in range(NUMBER)]
+    records = load_records(str(write(tmp_path / "set", {"train.jsonl": rows, "test.jsonl": rows[3:4]})), seed=0)
     assert [record.question for record in records.splits["test"]] == [question(3)]
     assert [each["reason"] for each in records.set_aside] == ["repeats another row"]
     assert records.splits["validation"]
@@ -203,7 +203,7 @@ def test_what_training_repeats_of_the_test_is_taken_from_training(tmp_path):
 
 def test_records_of_one_document_are_in_one_split(tmp_path):
     rows = [{"doc_id": str(n // 5), "question": question(n), "answer": f"{n}"} for n in range(100)]
-    records = load_records(str(written(tmp_path / "x.jsonl", rows)), seed=1)
+    records = loaded(tmp_path, rows)
     documents = [{record.group for record in part} for part in records.splits.values()]
     assert sum(map(len, documents)) == len(set.union(*documents)) == 20
     assert [len(part) for part in records.splits.values()] == [80, 10, 10]
@@ -231,7 +231,7 @@ def test_an_instruction_that_all_records_share_makes_no_duplicates_of_them(tmp_p
     texts = [INSTRUCTION + question(n) for n in range(60)]
     assert near_duplicates(texts) == []
     rows = [{"question": text, "answer": f"{n}"} for n, text in enumerate([*texts, texts[5] + " Thank you."])]
-    records = load_records(str(written(tmp_path / "x.jsonl", rows)), seed=0)
+    records = loaded(tmp_path, rows)
     assert all(records.splits.values())
     assert [5, 60] in groups_of(
         [Record(str(n), (USER | {"content": row["question"]}, ASSISTANT)) for n, row in enumerate(rows)]

@@ -36,6 +36,10 @@ def record(number: int, text: str, answer: str, group: str = "", **more) -> Reco
     return Record(str(number), said, group=group)
 
 
+def of(splits: dict) -> Records:
+    return Records(name="x", sha256="", splits=splits, choices=("No", "Yes"))
+
+
 def asked(gold: list[str], groups: list[str] | None = None) -> list[Record]:
     return [record(n, f"Q{n}", answer, (groups or [""] * len(gold))[n]) for n, answer in enumerate(gold)]
 
@@ -105,14 +109,14 @@ def test_answers_that_cost_nothing_are_the_majority_the_nearest_and_what_words_t
         labels = ["Yes" if n % 3 else "No" for n in range(count)]
         texts = [f"clause {generator.random()} is {generator.choice(words[each].split())}" for each in labels]
         parts[name] = tuple(record(n, *pair) for n, pair in enumerate(zip(texts, labels, strict=True)))
-    found = baselines(Records(name="x", sha256="", splits=parts, choices=("No", "Yes")))
+    found = baselines(of(parts))
     gold = [each.answer for each in parts["test"]]
     assert {*found[FREQUENT]} == {"Yes"}
     reasons = [record(n, "Q", "Yes", reasoning_content="So.") for n in range(3)]
-    assert label_alone(Records(name="x", sha256="", splits=parts, choices=("No", "Yes")))
-    assert not label_alone(Records(name="x", sha256="", splits=parts | {"train": reasons}, choices=("No", "Yes")))
+    assert label_alone(of(parts))
+    assert not label_alone(of(parts | {"train": reasons}))
     assert found[WORDS] == gold
-    again = Records(name="x", sha256="", splits=parts | {"test": parts["train"][:9]}, choices=("No", "Yes"))
+    again = of(parts | {"test": parts["train"][:9]})
     assert baselines(again)[NEAREST] == [each.answer for each in parts["train"][:9]]
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from helpers.legal.evaluation import EXAMPLES, ask_the_most
 from helpers.legal.generation import BATCH, generate, log_probabilities
@@ -10,6 +9,7 @@ from helpers.machine.engine import cpu_copy
 from helpers.plan.counting import evaluation_peak
 from helpers.plan.workloads import Workload
 from tests.harness import answers_on_xla
+from tests.models import tiny, with_lora
 from tests.plan.test_counting import allocated
 
 PAD, STOP, OTHER_STOP = 0, 1, 7
@@ -39,17 +39,19 @@ class Numbers:
 
 def tiny_model(**options):
     """Weights wide enough that texts differ and some of them reach a stop token."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.3}
-    return Qwen2ForCausalLM(Qwen2Config(**sizes | heads | {"bos_token_id": None, "eos_token_id": None} | options))
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    sizes |= {"initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None, "max_position_embeddings": 4096}
+    return tiny("Qwen2", **sizes | options)
 
 
 def tiny_lora():
-    from peft import LoraConfig, get_peft_model
-
-    model = tiny_model()
-    return get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
+    return with_lora(tiny_model())
 
 
 def prompts(lengths=LENGTHS):
@@ -61,12 +63,12 @@ def written(model, asked, stop_token_ids=(STOP, OTHER_STOP), **options):
     return generate(model, Numbers(stop_token_ids), asked, **{"max_new_tokens": 24} | options)
 
 
-def alone(model, prompt, new_tokens=24):
+@torch.no_grad()
+def alone(model, prompt):
     """The likeliest tokens by a full forward pass each, up to a stop token."""
     tokens = list(prompt)
-    for _ in range(new_tokens):
-        with torch.no_grad():
-            token = int(model(input_ids=torch.tensor([tokens])).logits[0, -1].argmax())
+    for _ in range(24):
+        token = int(model(input_ids=torch.tensor([tokens])).logits[0, -1].argmax())
         if token in (STOP, OTHER_STOP):
             return tuple(tokens[len(prompt) :]), True
         tokens.append(token)
@@ -75,7 +77,7 @@ def alone(model, prompt, new_tokens=24):
 
 @pytest.fixture(scope="module")
 def model():
-    return tiny_model().eval()
+    return tiny_model()
 
 
 def test_a_batch_of_different_lengths_equals_each_prompt_decoded_alone_without_a_cache(model):
@@ -118,7 +120,7 @@ def test_log_probabilities_are_the_sums_over_plain_passes_with_the_end_of_the_tu
 def test_the_planner_counts_what_the_allocator_gives_for_the_largest_questions(largest):
     """Of long texts, and of many labels after solved examples."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 64}
-    model = tiny_model(**sizes, num_key_value_heads=2, max_position_embeddings=4096).eval()
+    model = tiny_model(**sizes, num_key_value_heads=2)
     prompt, answer, choices = {"texts": (90, 40, 0), "labels": (90, 2, 20)}[largest]
     asked = prompts([prompt - n for n in range(BATCH)])
     examples = prompts([(1 + EXAMPLES) * prompt])
@@ -164,13 +166,8 @@ print("ANSWERS " + json.dumps(answers, default=lambda one: [one.tokens, one.stop
 """
 
 
-@pytest.fixture(scope="module")
-def on_xla():
-    return answers_on_xla(ON_XLA)
-
-
 @pytest.mark.parametrize("make", ["tiny_model", "tiny_lora"])
-def test_eight_xla_devices_write_the_cpus_tokens_and_later_batches_compile_nothing(on_xla, make):
-    runs = on_xla[make]
+def test_eight_xla_devices_write_the_cpus_tokens_and_later_batches_compile_nothing(make):
+    runs = answers_on_xla(ON_XLA)[make]
     assert runs["cpu"] == runs["first"] == runs["again"][::-1]  # a batch of eight texts and one of two
     assert runs["counted"] == {"compiles": 0, "host_transfers": 2, "item_calls": 0}

@@ -44,8 +44,6 @@ def test_a_template_that_cannot_be_learned_is_refused_before_weights_are_read(tm
 class Hub(BaseHTTPRequestHandler):
     """Answers every request as the hub does for one that is not allowed or not there."""
 
-    status, code = 401, "GatedRepo"
-
     def do_HEAD(self):
         self.send_response(self.status)
         self.send_header("X-Error-Code", self.code)
@@ -72,10 +70,9 @@ except Exception as error:
 
 
 def load_from(endpoint: str, home: Path, *, offline: bool = False) -> str:
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
-    environment["HF_HUB_OFFLINE"] = "1" if offline else "0"  # an address that refuses is tried again for a minute
-    environment.pop("HF_TOKEN", None)
-    return printed("-c", LOAD, env=environment)
+    environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1", "HF_TOKEN": ""}
+    environment["HF_HUB_OFFLINE"] = str(int(offline))  # an address that refuses is tried again for a minute
+    return printed("-c", LOAD, env=os.environ | environment)
 
 
 @pytest.mark.once
@@ -90,13 +87,10 @@ def load_from(endpoint: str, home: Path, *, offline: bool = False) -> str:
 )
 def test_a_model_that_the_hub_refuses_says_what_to_do(status, code, error, message, tmp_path):
     handler = type("Refusing", (Hub,), {"status": status, "code": code})
-    server = HTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         said = load_from(f"http://127.0.0.1:{server.server_port}", tmp_path)
-    finally:
         server.shutdown()
-        server.server_close()
     assert said.startswith(f"{error} base_model='owner/model' "), said
     assert re.search(message, said), said
 

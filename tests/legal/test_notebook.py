@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from helpers.legal.sample import sample_records
-from tests.harness import NOTEBOOKS, run_notebook, text_of
+from tests.harness import NOTEBOOKS, read_json, run_notebook, text_of
 
 TINY = {
     "data_source": "sample",
@@ -35,11 +35,11 @@ def assert_whole_run(executed, results, kind: str) -> None:
     plain, packed = re.search(r"by hand ([\d.]+), by the trainer ([\d.]+)", text_of(executed)).groups()
     rounding = 1e-5 if results["plan"]["precision"] == "fp32" else 1e-3  # bf16 has three digits
     assert float(plain) == pytest.approx(float(packed), rel=rounding)
-    assert (output / "model" / "merged" / "Modelfile").is_file()
-    model = AutoModelForCausalLM.from_pretrained(output / "model" / "merged")
+    assert (output / "model/merged/Modelfile").is_file()
+    model = AutoModelForCausalLM.from_pretrained(output / "model/merged")
     assert model.generation_config.eos_token_id is not None
-    assert (output / "model" / "adapter_model.safetensors").is_file()
-    assert json.loads((output / "set_aside.json").read_text()) == []
+    assert (output / "model/adapter_model.safetensors").is_file()
+    assert read_json(output / "set_aside.json") == []
 
 
 @pytest.mark.slow
@@ -64,13 +64,13 @@ def test_two_processes_train_what_one_trains_with_edited_cells(alone):
         cell.source = cell.source.replace("seed=params.seed)\nrun.same_data", "seed=params.seed + 1)\nrun.same_data")
     assert sum("adam_beta2" in cell.source or "seed + 1" in cell.source for cell in notebook.cells) == 2
     (alone / "edited").mkdir()
-    nbformat.write(notebook, alone / "edited" / "legal_cot_sft.ipynb")
+    nbformat.write(notebook, alone / "edited/legal_cot_sft.ipynb")
     histories = {}
     for count in (2, 1):
         changes = {"method": "full", "num_processes": count}
         executed, results = run_notebook("legal_cot_sft", alone, TINY | changes, alone / "edited")
         (alone / "out").rename(alone / str(count))
-        state = json.loads((alone / str(count) / f"checkpoint-{TINY['max_steps']}" / "trainer_state.json").read_text())
+        state = read_json(alone / str(count) / f"checkpoint-{TINY['max_steps']}/trainer_state.json")
         histories[count] = [
             entry[name]
             for entry in state["log_history"]
@@ -96,14 +96,14 @@ def test_labelled_rows_in_four_bits_from_the_first_cell_to_the_last(alone):
     executed, results = run_notebook("legal_cot_sft", alone, TINY | changes)
     assert results["plan"]["optimizer"] == "adamw_8bit"
     assert results["train"]["loss_last"] < results["train"]["loss_first"]
-    assert not (Path("out") / "model" / "merged").exists()
+    assert not (Path("out") / "model/merged").exists()
     found = results["eval"]["baselines"]
     systems = {name: values["value"] for name, values in found["systems"].items()}
     assert systems["words (TF-IDF, logistic regression)"] == 1 and "base model, solved examples" in systems
     assert systems["most frequent answer"] <= 0.75 and 0 <= systems["trained"] <= 1
     assert found["questions"] == results["data"]["test_examples"] == 8
     assert "too few for an interval: 8" in text_of(executed)
-    assert (Path("out") / "figures" / "answers.png").read_bytes().startswith(b"\x89PNG")
+    assert (Path("out") / "figures/answers.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -135,11 +135,11 @@ def trl_rows(tokenizer, rows: list[dict], folder: Path) -> Dataset:
 # ---- what is refused
 
 
-def with_key(key: str, value, role: str = "assistant", number: str = "r7") -> Record:
+def with_key(key: str, value, role: str = "assistant") -> Record:
     said = [
         message | ({key: value} if message["role"] == role else {}) for message in conversation("Why?", "So.").messages
     ]
-    return Record(number, tuple(said))
+    return Record("r7", tuple(said))
 
 
 CALL = {"type": "function", "function": {"name": "search", "arguments": {"act": "1977"}}}
@@ -197,12 +197,6 @@ def test_several_turns_of_qwen3_keep_their_reasoning_by_the_training_template_of
     user, assistant = with_key("reasoning_content", "Look.").messages
     taught = learned(row_of(Record("r", (user, assistant, user, assistant)), template), template)
     assert [text.count("Look.") for text in taught] == [1, 1]
-
-
-def test_a_tool_call_is_written_with_its_arguments_as_an_object():
-    template = ChatTemplate(tokenizer_of("qwen2_5"))
-    (text,) = learned(row_of(with_key("tool_calls", [CALL]), template), template)
-    assert '{"name": "search", "arguments": {"act": "1977"}}' in text
 
 
 FORGETS = (

@@ -136,7 +136,7 @@ class Run:
 
 def cells() -> list[str]:
     """The code cells of the notebook from the data to the question by hand."""
-    parts = (NOTEBOOKS / "source" / "legal_cot_sft.py").read_text().split("\n# %%")
+    parts = (NOTEBOOKS / "source/legal_cot_sft.py").read_text().split("\n# %%")
     code = [part.partition("\n")[2] for part in parts if not part.startswith((" [markdown]", " tags"))]
     first = next(n for n, text in enumerate(code) if "run.use_method()" in text)
     last = next(n for n, text in enumerate(code) if "evaluation.ask(" in text)

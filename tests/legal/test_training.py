@@ -13,23 +13,23 @@ from helpers.machine import xla
 from tests import harness
 from tests.harness import assert_killed_run_ends_as, cpu_here
 from tests.legal_run import rows
+from tests.models import tiny
 from tests.test_resume import ON_XLA, SLOW_ON_XLA
 from tests.workloads import plan_by_hand
 
 from .test_model import loaded
 
-DRIVER = Path(__file__).parents[1] / "legal_run.py"
+DRIVER = "tests.legal_run"
 METHODS = ("lora", "full")
 PARITY = {"steps": 20, "save_steps": 10, "dropout": 0.0}
 DROPOUT = {"method": "lora", "steps": 14, "logging_steps": 6, "save_steps": 6, "dropout": 0.1}
 SMALL_RATE = {"method": "full", "steps": 4, "learning_rate": 2e-5, "warmup_fraction": 0.0}
 HALF_BASE = {"method": "lora", "steps": 4, "precision": "bf16", "dropout": 0.0}
 CUT = {"method": "full", "steps": 4}
+ALIKE = {method: {"method": method, **PARITY} for method in METHODS} | {"dropout": DROPOUT}
 RUNS = {
     "cpu": {
-        "full": {"method": "full", **PARITY},
-        "lora": {"method": "lora", **PARITY},
-        "dropout": DROPOUT,
+        **ALIKE,
         "small rate": SMALL_RATE,
         "half base": HALF_BASE,
         "one batch of eight": {**CUT, "batch_size": 8, "accumulation": 1},
@@ -37,9 +37,7 @@ RUNS = {
         "one token": {"method": "lora", "steps": 8, "save_steps": 2, "alphabet": [100, 101], "eval_alphabet": [3, 4]},
     },
     "xla": {
-        "full": {"method": "full", **PARITY},
-        "lora": {"method": "lora", **PARITY},
-        "dropout": DROPOUT,
+        **ALIKE,
         "small rate": {**SMALL_RATE, "precision": "bf16", "checkpointing": True},
         "half base": {**HALF_BASE, "checkpointing": True},
     },
@@ -121,35 +119,28 @@ def test_rows_and_losses_are_those_of_trls_own_trainer(tmp_path):
         losses.append(loss.item())
         gradients.append({name: weight.grad for name, weight in trainer.model.named_parameters()})
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("changes", [{}, {"final_logit_softcapping": 5.0}])
 @pytest.mark.parametrize(("tile", "compact"), [(1, False), (7, True), (7, False), (2048, True)])
 def test_the_loss_in_tiles_is_the_plain_one_with_its_gradients(changes, tile, compact):
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    sizes = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 8}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "attn_logit_softcapping": None}
-    config = Gemma2Config(**sizes | heads | {"final_logit_softcapping": None} | changes, attn_implementation="eager")
-    torch.manual_seed(0)
-    model = Gemma2ForCausalLM(config).eval()
+    options = {"vocab_size": 60, "head_dim": 8, "attn_logit_softcapping": None, "final_logit_softcapping": None}
+    model = tiny("Gemma2", **options | changes, attn_implementation="eager")
     batch = FixedBlocks(32, 0, compact)(rows(6, 60, seed=0))
     found = summed_loss(model, batch, tokens=tile)
     found.backward()
-    tiled = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    tiled = [weight.grad.clone() for weight in model.parameters()]
     model.zero_grad()
-    mask = masks_of(batch["segment_ids"], config, torch.float32)
+    mask = masks_of(batch["segment_ids"], model.config, torch.float32)
     logits = model(batch["input_ids"], position_ids=batch["position_ids"], attention_mask=mask).logits
     plain = torch.nn.functional.cross_entropy(
         logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="sum"
     )
     plain.backward()
     assert found.item() == pytest.approx(plain.item(), rel=1e-5)
-    for name, weight in model.named_parameters():
-        torch.testing.assert_close(tiled[name], weight.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(tiled, [weight.grad for weight in model.parameters()], rtol=1e-4, atol=1e-5)
 
 
 # ---- resume

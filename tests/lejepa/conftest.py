@@ -6,7 +6,7 @@ import pytest
 
 from tests import harness
 
-run = functools.partial(harness.train, harness.ROOT / "tests/lejepa_run.py")
+run = functools.partial(harness.train, "tests.lejepa_run")
 
 
 @pytest.fixture(scope="module")

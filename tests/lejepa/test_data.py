@@ -1,6 +1,5 @@
 """Collections from files, folders and hub sets: what is searchable, what trains, and what chooses and tests."""
 
-import json
 import shutil
 import sys
 
@@ -9,23 +8,21 @@ import pytest
 from helpers.data import words
 from helpers.lejepa import data, documents, sample
 from helpers.lejepa.documents import Passage
-from helpers.run import checkpoint
+from tests.harness import write
+from tests.test_checkpoint import write as add_checkpoint
 
 pytestmark = pytest.mark.once
 
 WORDS = ["amber", "basil", "cedar", "delta", "ember", "fjord", "grove", "heath", "islet", "jetty", "knoll", "ledge"]
 
 
-def write(folder, **files):
-    for name, text in files.items():
-        path = folder / name.replace("__", ".")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text if isinstance(text, str) else "\n".join(map(json.dumps, text)))
-    return str(folder)
-
-
 def rows(count, **columns):
     return [{name: text.format(n=n, word=WORDS[n % 12]) for name, text in columns.items()} for n in range(count)]
+
+
+def loaded(folder, name, texts):
+    """The collection of one file."""
+    return data.load(str(write(folder, {name: texts}) / name))
 
 
 def owners(questions):
@@ -39,13 +36,12 @@ def text_of(collection):
 @pytest.fixture
 def pages(tmp_path):
     """Thirty Markdown files of two sections each, one of them long, and a text file with a title."""
+    files = {"sub/note.txt": "A title of a note\n\nThe body of the note is here."}
     for n in range(30):
         long = " ".join(f"w{n}x{i}." if i % 20 == 19 else f"w{n}x{i}" for i in range(400))
         text = f"# Page {n} of {WORDS[n % 12]}\nIntroduction {n}.\n\n## Part about {WORDS[-1 - n % 12]} {n}\n{long}\n"
-        (tmp_path / f"page{n}.md").write_text(text)
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "note.txt").write_text("A title of a note\n\nThe body of the note is here.")
-    return tmp_path
+        files[f"page{n}.md"] = text
+    return write(tmp_path, files)
 
 
 # ---- folders
@@ -106,7 +102,7 @@ def test_no_text_is_lost_to_a_fence_that_is_never_closed_or_to_headings_without_
 def test_where_answers_repeat_questions_are_divided_and_each_answer_keeps_questions_that_train(tmp_path):
     questions = rows(240, question="question {n} about {word}", answer="answer {word}", agent="x")
     questions[13]["question"] = "  Question 1   ABOUT basil"  # by case and white space another one's
-    collection = data.load(write(tmp_path, faq__jsonl=questions) + "/faq.jsonl")
+    collection = loaded(tmp_path, "faq.jsonl", questions)
     assert (collection.kind, len(collection.passages)) == ("past questions", 12) and collection.answers_repeat
     assert len(collection.past) + len(collection.dev) + len(collection.test) == 239
     assert len(collection.dev) == len(collection.test) == 47  # a fifth each
@@ -124,7 +120,7 @@ def test_where_answers_repeat_questions_are_divided_and_each_answer_keeps_questi
 
 def test_where_each_answer_has_one_question_answers_are_divided(tmp_path):
     questions = rows(100, anchor="question {n}", positive="answer {n} {word}")
-    collection = data.load(write(tmp_path, faq__jsonl=questions) + "/faq.jsonl")
+    collection = loaded(tmp_path, "faq.jsonl", questions)
     assert not collection.answers_repeat and collection.split.startswith("by answer")
     assert [len(part) for part in (collection.past, collection.dev, collection.test)] == [60, 20, 20]
     held_out = owners(collection.dev) | owners(collection.test)
@@ -139,13 +135,13 @@ def test_past_questions_may_have_the_columns_of_other_tools(tmp_path, header):
         *(f"how to do {n}{between}in way {n % 5}" for n in range(40)),
         f"{between}an answer without a question",
     ]
-    collection = data.load(write(tmp_path, tickets__csv="\n".join(lines)) + "/tickets.csv")
+    collection = loaded(tmp_path, "tickets.csv", "\n".join(lines))
     assert (collection.kind, len(collection.documents)) == ("past questions", 5)
 
 
 def test_titles_become_headings_and_leave_their_bodies(tmp_path):
     texts = rows(20, id="t{n}", title="Title {n} of {word}", text="Title {n} of {word}. Body {n} of the text")
-    collection = data.load(write(tmp_path, texts__jsonl=texts) + "/texts.jsonl")
+    collection = loaded(tmp_path, "texts.jsonl", texts)
     assert collection.passages[0] == Passage("t0", "Title 0 of amber", "Body 0 of the text")
     assert collection.passages[0].text == "Title 0 of amber. Body 0 of the text"
     asked = {example.question for example in collection.training} | {
@@ -157,7 +153,7 @@ def test_titles_become_headings_and_leave_their_bodies(tmp_path):
 @pytest.mark.parametrize("between", ["\n\n", "\n"])
 def test_a_text_file_is_parted_by_blank_lines_or_by_lines(tmp_path, between):
     texts = [f"Paragraph {n} tells of {word} and more." for n, word in enumerate(WORDS)]
-    collection = data.load(write(tmp_path, notes__txt=between.join(texts)) + "/notes.txt")
+    collection = loaded(tmp_path, "notes.txt", between.join(texts))
     assert [passage.body for passage in collection.passages] == texts
     assert (collection.kind, collection.dev, collection.test) == ("none", [], [])
     assert sorted(example.texts[0] for example in collection.training) == sorted(texts)
@@ -175,77 +171,60 @@ def test_the_sample_is_of_docstrings_and_the_same_each_time():
 def beir(folder, questions=12):
     corpus = [*rows(40, _id="d{n}", title="Title {n} of {word}", text="Body {n} of the text"), {"_id": "e", "text": ""}]
     asked = [{"_id": f"q{n}", "text": f"who knows {n}?"} for n in range(questions)]
-    write(folder, corpus__jsonl=corpus, queries__jsonl=asked)
-    (folder / "qrels").mkdir(exist_ok=True)
     lines = [f"q{n}\td{n % 40}\t{1 if n else 0}" for n in range(questions)]
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "\n".join(lines))
-    return str(folder)
+    judged = "query-id\tcorpus-id\tscore\n" + "\n".join(lines)
+    return str(write(folder, {"corpus.jsonl": corpus, "queries.jsonl": asked, "qrels/test.tsv": judged}))
 
 
-def test_a_few_judged_questions_are_the_test_and_all_titles_train(tmp_path):
-    collection = data.load(beir(tmp_path))
-    assert (collection.kind, len(collection.test), collection.dev) == ("questions", 11, [])  # the score of one is 0
+@pytest.mark.parametrize(("questions", "dev", "test"), [(12, 0, 11), (61, 30, 30)])
+def test_a_few_judged_questions_are_the_test_half_of_more_choose_and_all_titles_train(tmp_path, questions, dev, test):
+    collection = data.load(beir(tmp_path, questions))
+    assert (len(collection.dev), len(collection.test)) == (dev, test)  # the score of one is 0
+    assert (collection.kind, collection.past) == ("questions", [])
     examples = {(example.question, example.texts[0]) for example in collection.training}
     assert len(examples) == 40 and ("Title 3 of delta", "Body 3 of the text") in examples
     assert len(collection.passages) == 40  # the empty document has nothing to search
-
-
-def test_half_of_more_judged_questions_choose(tmp_path):
-    collection = data.load(beir(tmp_path, questions=61))
-    assert (len(collection.dev), len(collection.test), collection.past) == (30, 30, [])
-    assert len(collection.training) == 40
 
 
 # ---- what a user can do wrong
 
 
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("suffix", "text", "message"),
     [
-        ({"a__jsonl": [{"txt": "one"}]}, "(its columns: txt); name the columns `question` and `answer`"),
-        ({"a__jsonl": [{"anchor": "one", "positive": ""}]}, "column `positive` is empty"),
-        ({"a__jsonl": [{"text": 3}]}, "column `text` holds a int and not text"),
-        ({"a__jsonl": rows(1, text="text {n}")}, "1 different texts to train on; at least 2 are needed. Add documents"),
-        ({"a__txt": "same\n" * 20}, "1 different texts to train on"),
-        ({"a__pdf": "no"}, "cannot be read (Pdf"),
-        ({"a__png": "no"}, "cannot read .png; use .jsonl, .csv"),
+        ("jsonl", [{"txt": "one"}], "(its columns: txt); name the columns `question` and `answer`"),
+        ("jsonl", [{"anchor": "one", "positive": ""}], "column `positive` is empty"),
+        ("jsonl", [{"text": 3}], "column `text` holds a int and not text"),
+        ("jsonl", rows(1, text="text {n}"), "1 different texts to train on; at least 2 are needed. Add documents"),
+        ("txt", "same\n" * 20, "1 different texts to train on"),
+        ("pdf", "no", "cannot be read (Pdf"),
+        ("png", "no", "cannot read .png; use .jsonl, .csv"),
     ],
 )
-def test_files_that_cannot_be_used_are_named_with_the_remedy(tmp_path, files, message):
-    write(tmp_path, **files)
-    path = tmp_path / next(iter(files)).replace("__", ".")
-    with pytest.raises(ValueError, match=r"a\.(jsonl|txt|pdf|png)") as caught:
-        data.load(str(path))
+def test_files_that_cannot_be_used_are_named_with_the_remedy(tmp_path, suffix, text, message):
+    with pytest.raises(ValueError, match=rf"a\.{suffix}") as caught:
+        loaded(tmp_path, f"a.{suffix}", text)
     assert message in str(caught.value)
 
 
 def test_a_folder_names_every_file_that_was_not_read_and_reads_the_others(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "docx", None)  # not installed
-    write(
-        tmp_path,
-        **{f"{n}__md": f"# Head {n}\nBody {n}" for n in range(12)},
-        faq__csv="question,answer\nhow?,so\nwhy?,then",
-    )
-    write(
-        tmp_path, empty__md="", heading__md="# A heading alone", other__csv="a,b\n1,2", image__png="x", brief__docx="x"
-    )
-    (tmp_path / "latin.txt").write_bytes("Größe und Maße".encode("latin-1"))
-    for folder in (".git", "node_modules"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "readme.md").write_text("# not yours\nat all")
+    files = {f"{n}.md": f"# Head {n}\nBody {n}" for n in range(12)}
+    files |= {"faq.csv": "question,answer\nhow?,so\nwhy?,then", "empty.md": "", "heading.md": "# A heading alone"}
+    write(tmp_path, files | {"other.csv": "a,b\n1,2", "image.png": "x", "brief.docx": "x"})
     collection = data.load(str(tmp_path))
     assert len(collection.documents) == 12 + 1 + 2 and collection.kind == "past questions"
     reasons = {skipped.path: skipped.reason for skipped in collection.listing.skipped}
-    assert {*reasons} == {"empty.md", "other.csv", "image.png", "brief.docx", "latin.txt", ".git", "node_modules"}
+    assert {*reasons} == {"empty.md", "other.csv", "image.png", "brief.docx"}
     assert reasons["brief.docx"] == "needs the package python-docx: pip install python-docx"
-    assert reasons["empty.md"] == "holds no text" and "not UTF-8" in reasons["latin.txt"]
+    assert reasons["empty.md"] == "holds no text"
 
 
 def test_a_folder_without_documents_and_judgements_of_unknown_questions_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"the folder has no file that can be read here \(\.md"):
         data.load(str(tmp_path))
     folder = beir(tmp_path)
-    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq99\td1\t1")
+    (tmp_path / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq99\td1\t1")
     assert data.load(folder).kind == "headings"  # said in a line of what is set aside
 
 
@@ -254,11 +233,12 @@ def test_a_folder_without_documents_and_judgements_of_unknown_questions_are_name
 
 def test_documents_come_and_go_and_the_questions_of_the_run_stay(pages, tmp_path_factory, capsys):
     run = tmp_path_factory.mktemp("run")
+    data.keep_split(data.load(str(pages), seed=1), run)
+    shutil.rmtree(pages / "sub")
     before = data.load(str(pages), seed=1)
-    assert data.keep_split(before, run) is before
+    assert data.keep_split(before, run) is before  # nothing has been trained yet
     for step in (0, 3):
-        with checkpoint.staged(run, step) as staging:
-            checkpoint.folder(staging, step).mkdir(parents=True, exist_ok=True)
+        add_checkpoint(run, step)
     assert data.keep_split(data.load(str(pages), seed=1), run) == before
     gone = sorted(owners(before.test))[0]
     (pages / gone).unlink()
@@ -270,14 +250,6 @@ def test_documents_come_and_go_and_the_questions_of_the_run_stay(pages, tmp_path
     assert (kept.training, kept.dev) == (before.training, before.dev)
     assert kept.test == [question for question in before.test if gone not in question.answers]
     assert "the documents have changed since this run began" in capsys.readouterr().out
-
-
-def test_a_run_that_trained_nothing_takes_the_questions_of_now(pages, tmp_path_factory):
-    run = tmp_path_factory.mktemp("run")
-    data.keep_split(data.load(str(pages), seed=1), run)
-    shutil.rmtree(pages / "sub")
-    now = data.load(str(pages), seed=1)
-    assert data.keep_split(now, run) is now
 
 
 # ---- formats

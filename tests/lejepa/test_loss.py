@@ -72,11 +72,6 @@ def test_views_are_tested_separately_and_averaged():
     assert error(value_and_gradient(lambda z: module(z, 0), embeddings_VNK), expected) < 1e-5
 
 
-def test_the_gradient_in_fp64_equals_finite_differences():
-    embeddings_VNK = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda z: 3 * SIGReg(6)(z, 0), embeddings_VNK)
-
-
 def test_no_tensor_with_an_axis_of_knots_is_kept_for_the_backward_pass():
     N, M, saved = 200, 16, []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
@@ -90,10 +85,6 @@ def test_the_floor_is_the_mean_over_simulated_gaussians_whatever_their_number():
     for N in (2, 50):
         found = [float(integral(torch.randn(N, 200), torch.eye(200))) for _ in range(60)]
         assert sum(found) / 60 == pytest.approx(module.floor, abs=0.04)  # of 12,000 samples with deviation 1
-
-
-def test_full_collapse_gives_four_tenths_of_the_number_of_texts():
-    assert float(SIGReg(16)(torch.zeros(1, 1024, K), 0)) == pytest.approx(1024 * 0.40205, rel=2e-5)
 
 
 def test_slices_are_unit_rows_given_by_seed_and_step_alone():

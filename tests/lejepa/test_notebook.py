@@ -1,14 +1,13 @@
 """The LeJEPA notebooks as users run them: alone, headless, resumed, refused, on eight virtual XLA devices."""
 
 import json
-import math
 import re
 from pathlib import Path
 
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from tests.harness import refused, text_of
+from tests.harness import refused, text_of, write
 from tests.harness import run_notebook as run
 
 TINY = {
@@ -27,7 +26,6 @@ TINY = {
 def assert_whole_run(executed, results, kind: str) -> None:
     output = Path("out")
     assert (results["runtime"]["kind"], results["train"]["steps"]) == (kind, TINY["max_steps"])
-    assert math.isfinite(results["train"]["loss_last"])
     for values in results["eval"].values():
         assert values.keys() >= {"meaning alone", "BM25 alone"} and all(0 <= value <= 1 for value in values.values())
     trained, whole = results["evidence"]["verdicts"]
@@ -57,11 +55,9 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
 @pytest.mark.once
 @pytest.mark.slow
 def test_a_folder_of_documents_is_enough_and_a_new_one_needs_no_new_run(alone):
-    folder = alone / "documents"
-    folder.mkdir()
-    for number in range(60):
-        words = " ".join(f"word{(number * 7 + i * i) % 97}" for i in range(60))
-        (folder / f"{number}.md").write_text(f"# The page of topic {number}\n{words}.")
+    words = [" ".join(f"word{(number * 7 + i * i) % 97}" for i in range(60)) for number in range(60)]
+    files = {f"{number}.md": f"# The page of topic {number}\n{text}." for number, text in enumerate(words)}
+    folder = write(alone / "documents", files)
     _, results = run("lejepa_training", alone, TINY | {"data_source": str(folder), "num_samples": 0})
     assert (results["data"]["kind"], results["data"]["documents"]) == ("headings", 60)
     (folder / "new.md").write_text("# A page that came later\nIts text is about zebras.")
@@ -70,7 +66,7 @@ def test_a_folder_of_documents_is_enough_and_a_new_one_needs_no_new_run(alone):
     assert "the documents have changed since this run began" in text_of(executed)
     assert again["data"]["documents"] == 60 and again["data"]["sha256"] == results["data"]["sha256"]
     assert again["train"]["loss_last"] == results["train"]["loss_last"]
-    assert "zebras" in (Path("out") / "search" / "passages.json").read_text()
+    assert "zebras" in (Path("out") / "search/passages.json").read_text()
 
 
 @pytest.mark.once
@@ -83,7 +79,7 @@ def test_past_questions_are_searched_beside_their_answers(alone):
     executed, results = run("lejepa_training", alone, TINY | {"data_source": str(file), "batch_size": 0})
     assert results["data"]["split"].startswith("by question") and results["data"]["documents"] == 12
     assert "linear classifier" in text_of(executed) and results["plan"]["batch_size"] == 12
-    passages = json.loads((Path("out") / "search" / "passages.json").read_text())
+    passages = json.loads((Path("out") / "search/passages.json").read_text())
     assert len(passages) == 12 + 144
 
 

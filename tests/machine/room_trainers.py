@@ -1,12 +1,9 @@
 """Each notebook's trainer at a tiny size, in a process of its own, on a device that something stands in for.
 
-python tests/machine/room_trainers.py OUTPUT_DIR '{"room": "legal", "card": "T4", ...}'  prints one line of JSON at the end.
+python -m tests.machine.room_trainers OUTPUT_DIR '{"room": "legal", "card": "T4", ...}'  prints one line of JSON at the end.
 """
 
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests import driver
 
@@ -217,7 +214,7 @@ def forward(trainer) -> dict:
         trainer.evaluate()
     else:  # sentence-transformers' model
         trainer.model.encode(["a cat", "a dog sees a river"])
-    return {"devices": sorted(devices), "loss": str(loss.device), "dtype": str(loss.dtype)}
+    return {"devices": sorted(devices), "loss": str(loss.device)}
 
 
 def stray(module) -> None:
@@ -266,7 +263,6 @@ def main(output_dir: str, options: dict) -> dict:
         "device": str(trainer.args.device),
         "losses": driver.logged(trainer, "loss"),
         "eval_losses": driver.logged(trainer, "eval_loss"),
-        "rates": driver.logged(trainer, "learning_rate"),
     }
 
 

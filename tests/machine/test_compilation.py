@@ -20,16 +20,15 @@ from helpers.plan.workloads import Asked
 from tests import harness
 from tests.machine import test_cards
 from tests.machine.test_cards import DRIVER
+from tests.models import tiny
 from tests.test_resume import result
 from tests.workloads import bert
 
 pytestmark = pytest.mark.once
 
 SLOW = pytest.mark.slow
-WITH_COMPILER = [
-    SLOW,
-    pytest.mark.skipif(not shutil.which("g++"), reason="inductor writes C++ on a CPU, and there is no g++"),
-]
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="inductor writes C++ on a CPU: install g++")
+WITH_COMPILER = [SLOW, needs_compiler]
 ROOMS = ("legal", "lejepa", "graphmer")
 STEPS = 4  # of test_cards.STEPS for all rooms but GraphMER, which no overflow disturbs here
 
@@ -184,9 +183,7 @@ def small(notebook: str, depth: int):
         from helpers.legal.model import apply_lora
         from helpers.legal.workload import workload
 
-        sizes = {"vocab_size": 1_000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": depth}
-        sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-        model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes)).bfloat16()
+        model = tiny("Qwen2", vocab_size=1_000, hidden_size=64, num_hidden_layers=depth).bfloat16()
         return workload(apply_lora(model, 4), "small", 64, "lora")
     if notebook == "graphmer_se":
         from helpers.graphmer.configuration import override, read_configuration
@@ -215,8 +212,8 @@ def small(notebook: str, depth: int):
     ("notebook", "examples", "length", "most"),
     [("legal_cot_sft", 16, 1_024, 170), ("graphmer_se", 32, 768, 0), ("lejepa_training", 64, 256, 0)],
 )
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("g++"), reason="inductor writes C++ on a CPU, and there is no g++")
+@SLOW
+@needs_compiler
 def test_compiled_layers_halve_the_operations_of_a_default_step(notebook, examples, length, most):
     """most: operations for 1,000 tokens."""
     eager, compiled = of_a_layer(notebook)

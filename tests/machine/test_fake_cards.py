@@ -2,15 +2,14 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.harness import result
-from tests.machine.test_cards import DRIVER, HALF, ROOMS, ROOT
+from tests.harness import ROOT, finished, result
+from tests.machine.test_cards import DRIVER, HALF, ROOMS
 
 PYTHON = Path(sys.executable) if torch.version.cuda else ROOT / ".venv-cuda/bin/python"
 pytestmark = [
@@ -20,17 +19,13 @@ pytestmark = [
 ]
 
 
-def run(folder: Path, room: str, **options) -> subprocess.CompletedProcess:
+def run(folder: Path, room: str, **options):
     options = {"room": room, "precision": "auto", "fake": True, **options}
-    command = [PYTHON, DRIVER, folder / "out", json.dumps(options)]
-    return subprocess.run(
-        list(map(str, command)),
-        cwd=ROOT,
-        env=os.environ | {"USE_TORCH_XLA": "0", "CUDA_VISIBLE_DEVICES": ""},  # where there is a card, it is left alone
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = os.environ | {
+        "USE_TORCH_XLA": "0",
+        "CUDA_VISIBLE_DEVICES": "",
+    }  # where there is a card, it is left alone
+    return finished(PYTHON, "-m", DRIVER, folder / "out", json.dumps(options), env=environment)
 
 
 @pytest.mark.parametrize("card", HALF)

@@ -2,7 +2,6 @@
 
 import functools
 import re
-from pathlib import Path
 
 import pytest
 
@@ -10,9 +9,9 @@ from helpers.machine import runtime, torch_tpu
 from tests import harness
 from tests.harness import assert_killed_run_ends_as, result
 
+from .test_cards import DRIVER, ROOMS
+
 here = pytest.mark.skipif(not torch_tpu.installed(), reason="torch_tpu is not installed: run `make test-torchtpu`")
-ROOMS = ("reservoir", "lejepa", "legal", "graphmer", "tuning")
-DRIVER = Path(__file__).with_name("room_trainers.py")
 
 
 @pytest.mark.once

@@ -20,7 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.harness import ROOT, printed, python
+from tests.harness import ROOT, printed, python, write
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "notebooks"))
 
@@ -31,8 +31,8 @@ from helpers.notebook.order import METHOD
 
 pytestmark = pytest.mark.once
 
-REPORT_SOURCE = ROOT / "notebooks" / "source" / "runtime_report.py"  # which runs the others, and has no room
-SOURCES = sorted({*(ROOT / "notebooks" / "source").glob("*.py")} - {REPORT_SOURCE})
+REPORT_SOURCE = ROOT / "notebooks/source/runtime_report.py"  # which runs the others, and has no room
+SOURCES = sorted({*(ROOT / "notebooks/source").glob("*.py")} - {REPORT_SOURCE})
 TINY = """\
 # ---
 # jupyter:
@@ -69,7 +69,7 @@ REPORT = "import json, helpers; print(json.dumps([helpers.__file__, hasattr(help
 
 @pytest.fixture
 def tiny(tmp_path):
-    source = tmp_path / "source" / "tiny.py"
+    source = tmp_path / "source/tiny.py"
     source.parent.mkdir()
     source.write_text(TINY)
     return source
@@ -77,7 +77,7 @@ def tiny(tmp_path):
 
 def command_line(*arguments: object, cwd: Path = ROOT, hash_seed: str = "0") -> subprocess.CompletedProcess:
     environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-    return python(ROOT / "notebooks" / "build.py", *arguments, cwd=cwd, env=environment)
+    return python(ROOT / "notebooks/build.py", *arguments, cwd=cwd, env=environment)
 
 
 # ---- the notebooks ----
@@ -313,17 +313,15 @@ def machine(tiny, tmp_path):
 
 
 def write_stranger(folder: Path) -> None:
-    (folder / "helpers" / "notebook").mkdir(parents=True)
-    (folder / "helpers" / "__init__.py").write_text("stranger = True\n")
-    for name in ("setup.py", "unpacking.py"):
-        (folder / "helpers" / "notebook" / name).write_text("stranger = True\n")
+    names = ("__init__.py", "notebook/setup.py", "notebook/unpacking.py")
+    write(folder / "helpers", dict.fromkeys(names, "stranger = True\n"))
 
 
 def test_setup_cell_alone_in_an_empty_folder_imports_the_payload_and_kernels_share_it(machine):
     first, *_, report = machine.printed("setup()", REPORT)
     file, _ = json.loads(report)
     (unpacked,) = machine.unpacked()
-    assert Path(file) == unpacked / "helpers" / "__init__.py"
+    assert Path(file) == unpacked / "helpers/__init__.py"
     for path in unpacked.rglob("*.py"):
         assert path.read_bytes() == (ROOT / path.relative_to(unpacked)).read_bytes()
     assert list(machine.cwd.iterdir()) == []
@@ -331,7 +329,7 @@ def test_setup_cell_alone_in_an_empty_folder_imports_the_payload_and_kernels_sha
 
     machine.printed("setup()")
     assert machine.unpacked() == [unpacked]
-    (unpacked / "helpers" / "parameters.py").write_text("stranger = True\n")
+    (unpacked / "helpers/parameters.py").write_text("stranger = True\n")
     *_, last = machine.printed("setup()", "import helpers.parameters as p; print(hasattr(p, 'stranger'), p.__file__)")
     stranger, file = last.split()
     assert stranger == "False" and not Path(file).is_relative_to(unpacked)
@@ -350,12 +348,12 @@ def test_setup_cell_wins_over_helpers_of_another_version_that_are_imported_alrea
 def test_setup_cell_prefers_a_checkout_unless_it_differs_in_one_byte(machine, tmp_path):
     checkout = tmp_path / "checkout"
     shutil.copytree(ROOT / "helpers", checkout / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
-    (checkout / "notebooks" / "source").mkdir(parents=True)
-    *_, report = machine.printed("setup()", REPORT, cwd=checkout / "notebooks" / "source")
-    assert Path(json.loads(report)[0]) == checkout / "helpers" / "__init__.py"
+    (checkout / "notebooks/source").mkdir(parents=True)
+    *_, report = machine.printed("setup()", REPORT, cwd=checkout / "notebooks/source")
+    assert Path(json.loads(report)[0]) == checkout / "helpers/__init__.py"
     assert machine.unpacked() == []
 
-    with (checkout / "helpers" / "notebook" / "setup.py").open("ab") as file:
+    with (checkout / "helpers/notebook/setup.py").open("ab") as file:
         file.write(b"\n")
     *others, report = machine.printed("setup()", REPORT, cwd=checkout)
     assert Path(json.loads(report)[0]).parents[1] in machine.unpacked()

@@ -66,8 +66,12 @@ class Live:
     def change(self, **values) -> None:
         assert not self.run("\n".join(f"{name} = {value!r}" for name, value in values.items()))
 
+    def code(self) -> list[str]:
+        """All cells, from the first to the last."""
+        return [self.setup, self.form, self.set, *[*self.cells.values()][1:]]
+
     def run_all(self) -> None:
-        for code in (self.setup, self.form, self.set, *[*self.cells.values()][1:]):
+        for code in self.code():
             error = self.run(code)
             assert not error, error
 
@@ -96,7 +100,7 @@ def described(folder: str | Path) -> dict:
 
 def saved(folder: str | Path) -> tuple[dict, str]:
     """Results of a run, and the digest of the weights that it saved."""
-    weights = Path(folder) / "model" / "model.safetensors"
+    weights = Path(folder) / "model/model.safetensors"
     return described(folder), hashlib.sha256(weights.read_bytes()).hexdigest()
 
 
@@ -123,8 +127,7 @@ def test_cells_in_any_order_of_one_kernel_save_what_was_trained_or_are_refused(n
         weights = saved("out")[1]
 
         live.change(units=256, output_dir="wide")  # the settings, and then the cells that one thinks of
-        for code in (live.cells[title] for title in live.titles[1:2]):
-            assert not live.run(code)
+        assert not live.run(live.cells[live.titles[1]])
         assert "model" in live.run(live.cells[train]) and "trainer" in live.run("print(trainer)")
         assert train in live.follow(save)
         assert saved("wide")[0]["parameters"]["units"] == 256 and not Path("wide/results.json").samefile(
@@ -140,7 +143,7 @@ def test_cells_in_any_order_of_one_kernel_save_what_was_trained_or_are_refused(n
         assert results["code"]["method"]["edited"] and edited != weights
         assert EDITED in (folder / "model/model.py").read_text()  # what loads it elsewhere
         # Neither a second notebook with the same payload nor the checkout sees the edit.
-        assert not [*(alone.parent / "home" / ".cache").rglob("model.py")]
+        assert not [*(alone.parent / "home/.cache").rglob("model.py")]
         assert EDITED not in (ROOT / SHOWN).read_text()
 
 
@@ -160,8 +163,7 @@ def test_a_wrong_parameter_is_an_error_that_names_it_before_anything_is_written(
     with run_kernel(startup_timeout=START) as kernel:
         for parameters, message in WRONG:
             live = Live(kernel, notebooks / "tinystories_reservoir.ipynb", {**SMALL, **parameters})
-            errors = map(live.run, (live.setup, live.form, live.set, *[*live.cells.values()][1:]))
-            assert message in next(error for error in errors if error)
+            assert message in next(filter(None, map(live.run, live.code())))
     assert not Path("out").exists()
 
 
@@ -176,7 +178,7 @@ def test_the_training_cell_has_its_time_anew_each_time_and_can_be_run_again_afte
     with run_kernel(startup_timeout=START) as kernel:
         live = Live(kernel, notebooks / "tinystories_reservoir.ipynb", {**SMALL, "max_hours": 1.0})
         *before, train, _, _, save, _ = live.titles
-        for code in (live.setup, live.form, live.set, *(live.cells[title] for title in before[1:])):
+        for code in live.code()[: 2 + len(before)]:
             assert not live.run(code)
         assert not live.run(HOUR_PASSED)
         assert live.run(live.cells[train]).startswith("Stopped: max_hours=1 at step 1")
@@ -233,10 +235,15 @@ def test_in_a_random_order_results_describe_what_was_trained_or_cells_are_named(
         train = next(
             title for title, code in live.cells.items() if re.search(r"\btrainer\.train\(|= train\(trainer", code)
         )
-        for code in (live.setup, live.form, live.set):
+        for code in live.code()[:3]:
             assert not live.run(code)
 
         chosen = {"seed": 0, "output_dir": "0"}
+
+        def edit() -> None:
+            """Changes the line of the method, or changes it back."""
+            before, after = (line, edited) if line in live.cells[shown] else (edited, line)
+            live.cells[shown] = live.cells[shown].replace(before, after)
 
         def run(title: str) -> str:
             if title != live.titles[0]:
@@ -273,8 +280,8 @@ def test_in_a_random_order_results_describe_what_was_trained_or_cells_are_named(
                 continue
             code = live.cells[title]
             if action == "edit":
-                before, after = (line, edited) if line in live.cells[shown] else (edited, line)
-                code = live.cells[shown] = live.cells[shown].replace(before, after)
+                edit()
+                code = live.cells[shown]
             elif action == "stop in best":
                 code = STOP_IN_BEST + live.cells[train]
             elif action == "stop" and title == train:
@@ -290,8 +297,7 @@ def test_in_a_random_order_results_describe_what_was_trained_or_cells_are_named(
         assert results
         for run_seed, digest in [*results]:  # each from its first to its last cell, in folders of their own
             if digest != method.digest(live.cells[shown].partition("\n")[2]):
-                before, after = (line, edited) if line in live.cells[shown] else (edited, line)
-                live.cells[shown] = live.cells[shown].replace(before, after)
+                edit()
             chosen = {"seed": run_seed, "output_dir": f"again-{run_seed}-{digest[:8]}"}
             live.change(**chosen)
             finish()

@@ -16,13 +16,19 @@ from tests.harness import ROOT, cpu_here, printed
 
 pytestmark = pytest.mark.once
 
-SOURCES = (ROOT / "notebooks" / "source").glob("*.py")
+SOURCES = (ROOT / "notebooks/source").glob("*.py")
 NOTEBOOKS = sorted({path.stem for path in SOURCES} - {"runtime_report"})  # which runs the others
-QUICK = ("T4", "lejepa_training", "tinystories_reservoir", "hardware_tuning")  # half of the time is the other two's
+QUICK = (
+    "T4",
+    "H100",
+    "lejepa_training",
+    "tinystories_reservoir",
+    "hardware_tuning",
+)  # half of the time is the other two's
 RUNS = [
     pytest.param(name, hardware, marks=() if {name, hardware} <= set(QUICK) else pytest.mark.slow)
     for name in NOTEBOOKS
-    for hardware in ("T4", "RTX 3050", "v5e-8")
+    for hardware in ("T4", "RTX 3050", "v5e-8", "H100")
 ]
 # vocabulary, width, inner width, layers, heads, heads of keys, tied: config.json of Qwen2.5 on the hub, but for the last two.
 MODELS = {
@@ -41,19 +47,15 @@ def test_every_notebook_has_a_room_that_plans_it():
 def test_a_notebooks_default_run_fits_and_one_larger_micro_batch_would_not_surely(notebook, hardware):
     chosen = forecasts(notebook, (hardware,), Asked())[0].plan
     assert chosen.memory.fits in ("yes", "tight")
+    if hardware == "H100":  # which has room for the whole batch
+        assert chosen.memory.fits == "yes" and not chosen.gradient_checkpointing
+        assert (chosen.gradient_accumulation_steps, chosen.per_device_batch_size) == (1, chosen.batch_size)
     if chosen.gradient_accumulation_steps > 1:
         here = runtime_of(machine(hardware))
         _, workload = room(notebook).planned(Asked(), here)
         share = chosen.per_device_batch_size * chosen.gradient_accumulation_steps
         larger = min(n for n in range(chosen.per_device_batch_size + 1, share + 1) if share % n == 0)
         assert memory_of(workload, here, larger, share, chosen.gradient_checkpointing).fits != "yes"
-
-
-@pytest.mark.parametrize("notebook", NOTEBOOKS)
-def test_a_card_with_room_for_the_whole_batch_accumulates_nothing(notebook):
-    chosen = forecasts(notebook, ("H100",), Asked())[0].plan
-    assert chosen.memory.fits == "yes" and not chosen.gradient_checkpointing
-    assert (chosen.gradient_accumulation_steps, chosen.per_device_batch_size) == (1, chosen.batch_size)
 
 
 def test_adapters_neither_cast_what_autocast_casts_nor_start_a_dropout_at_rate_zero():
@@ -192,13 +194,16 @@ def test_a_planned_runtime_is_that_of_the_machine():
     assert runtime_of(machine("v5e-8")).precision == "bf16" and runtime_of(machine("CPU")).memory is None
 
 
+def save(folder, model, tokenizer):
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 def tiny_classifier(folder):
     from helpers.tuning.training import load_classifier, workload
 
-    labels, texts = [str(label) for label in range(6)], ["a small text of some words", "and another"]
-    model, tokenizer = load_classifier("sample", labels, texts=texts, seed=0)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    labels = [*map(str, range(6))]
+    save(folder, *load_classifier("sample", labels, texts=["a small text of some words", "and another"], seed=0))
     loaded, _ = load_classifier(str(folder), labels, seed=0)
     return "hardware_tuning", workload(loaded, "notebook", 128)
 
@@ -208,11 +213,8 @@ def tiny_language_model(folder):
     from helpers.legal.parameters import LegalParameters
     from helpers.legal.workload import workload
 
-    params = LegalParameters.defaults().model_copy(update={"base_model": "sample", "method": "full"})
-    model, tokenizer = load_model(params, cpu_here())
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    loaded, _ = load_model(params.model_copy(update={"base_model": str(folder), "method": "lora"}), cpu_here())
+    save(folder, *load_model(LegalParameters(base_model="sample", method="full"), cpu_here()))
+    loaded, _ = load_model(LegalParameters(base_model=str(folder), method="lora"), cpu_here())
     return "legal_cot_sft", workload(loaded, "notebook", 128, "lora")
 
 

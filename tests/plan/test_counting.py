@@ -9,12 +9,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from helpers.plan import counting
-from helpers.plan.counting import count
 from helpers.plan.forecast import UPDATE
 from helpers.plan.workloads import Workload
 from tests.workloads import Launches, bert, stack
 
 pytestmark = pytest.mark.once
+
+
+def count_on(workload, examples: int, kind: str = "cpu", precision: str = "fp32", **how) -> counting.Count:
+    return counting.count(workload, examples, kind=kind, precision=precision, **how)
 
 
 def real_peak(workload, examples: int, length: int, precision: str) -> int:
@@ -49,7 +52,7 @@ def allocated(model, call) -> int:
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_bytes_of_a_step_are_those_that_the_allocator_gives_in_a_real_one(attention, precision):
     workload = bert(3, attention=attention)
-    counted = count(workload, 8, kind="cpu", precision=precision, length=64)
+    counted = count_on(workload, 8, precision=precision, length=64)
     measured = real_peak(workload, 8, 64, precision)
     assert counted.step_peak - counted.optimizer == pytest.approx(measured, rel=0.05)
 
@@ -58,7 +61,7 @@ def test_flops_are_those_of_torchs_counter_on_a_real_step():
     workload = bert(2, attention="eager")
     with FlopCounterMode(display=False) as counter:
         workload.loss(workload.model, workload.batch(4, 32)).backward()
-    assert count(workload, 4, kind="cpu", precision="fp32").flops == counter.get_total_flops()
+    assert count_on(workload, 4).flops == counter.get_total_flops()
 
 
 @pytest.mark.parametrize(("workload", "unseen"), [(stack(3), 0), (bert(2), 2)], ids=["stack", "bert"])
@@ -67,7 +70,7 @@ def test_launches_are_the_operations_of_a_real_step_and_of_its_update(workload, 
     model, batch = workload.model.train(), workload.batch(4, workload.length)
     with Launches() as step:
         workload.loss(model, batch).backward()
-    assert count(workload, 4, kind="cpu", precision="fp32").launches == step.count - unseen
+    assert count_on(workload, 4).launches == step.count - unseen
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     optimizer.step()  # makes its state
     with Launches() as update:
@@ -77,16 +80,14 @@ def test_launches_are_the_operations_of_a_real_step_and_of_its_update(workload, 
 
 
 def test_fused_attention_makes_the_scores_once_more_for_its_backward():
-    fused, plain = (
-        count(bert(2, attention=name, dropout=0.0), 4, kind="cpu", precision="fp32") for name in ("sdpa", "eager")
-    )
+    fused, plain = (count_on(bert(2, attention=name, dropout=0.0), 4) for name in ("sdpa", "eager"))
     scores = 2 * 4 * 32 * 32 * 64  # floating-point operations of a layer: 2 x batch x T x T x width
     assert fused.flops - plain.flops == 2 * scores
     assert fused.activations < plain.activations
 
 
 def test_parts_are_those_of_hand_arithmetic():
-    counted = count(stack(3, width=64), 4, kind="cpu", precision="fp32")
+    counted = count_on(stack(3, width=64), 4)
     weights = 100 * 64 + 3 * (64 * 64 + 64) + 64 * 100 + 100
     assert (counted.parameters, counted.trained) == (weights, weights)
     assert (counted.weights, counted.gradients, counted.optimizer) == (4 * weights, 4 * weights, 8 * weights)
@@ -98,28 +99,26 @@ def test_parts_are_those_of_hand_arithmetic():
 def test_counting_takes_no_memory_and_leaves_the_model_as_it_was():
     with torch.device("meta"):
         workload = bert(12, hidden_size=4096, intermediate_size=16384, num_attention_heads=32)
-    counted = count(workload, 64, kind="cuda", precision="bf16", length=512)
+    counted = count_on(workload, 64, kind="cuda", precision="bf16", length=512)
     assert counted.parameters > 2 * 10**9 and counted.peak > 50 * 10**9  # far more than this machine has
     assert len(workload.model.bert.encoder.layer) == 12
     assert all(weight.is_meta and weight.grad is None for weight in workload.model.parameters())
 
 
 def test_checkpointing_repeats_the_forward_pass_and_keeps_little():
-    plain, again = (
-        count(bert(9, attention="eager"), 16, kind="cuda", precision="fp32", checkpointing=on) for on in (False, True)
-    )
+    plain, again = (count_on(bert(9, attention="eager"), 16, kind="cuda", checkpointing=on) for on in (False, True))
     assert again.flops / plain.flops == pytest.approx(4 / 3, rel=0.02)
     assert again.activations < plain.activations / 4 and again.peak < plain.peak
 
 
 def test_gradients_of_an_earlier_micro_batch_are_there_beside_the_activations():
-    first, later = (count(stack(3), 512, kind="cuda", precision="fp32", accumulating=on) for on in (False, True))
+    first, later = (count_on(stack(3), 512, kind="cuda", accumulating=on) for on in (False, True))
     assert later.activations == first.activations
     assert later.step_peak - first.step_peak == pytest.approx(first.gradients, rel=0.2)
 
 
 def test_a_gpu_keeps_one_byte_a_dropped_number_and_no_matrix_of_attention():
-    cpu, gpu = (count(bert(2), 8, kind=kind, precision="fp32", length=128) for kind in ("cpu", "cuda"))
+    cpu, gpu = (count_on(bert(2), 8, kind=kind, length=128) for kind in ("cpu", "cuda"))
     matrices = 2 * 8 * 4 * 128 * 128 * 4  # layers x batch x heads x T x T floats
     assert cpu.activations - gpu.activations > matrices
 
@@ -128,9 +127,7 @@ def test_xla_has_no_fused_attention():
     """What is kept grows with the square of the length there, by a matrix of all heads a layer at least, and not with fused kernels."""
 
     def bent(kind):
-        short, long = (
-            count(bert(2, dropout=0.0), 8, kind=kind, precision="fp32", length=length) for length in (128, 256)
-        )
+        short, long = (count_on(bert(2, dropout=0.0), 8, kind=kind, length=length) for length in (128, 256))
         return long.activations - 2 * short.activations
 
     matrices = 2 * 8 * 4 * (256 * 256 - 2 * 128 * 128) * 4  # layers x batch x heads x T x T floats
@@ -186,7 +183,7 @@ def test_the_kernel_that_runs_is_counted_as_autograd_saves_it():
         workload = grouped()
         with sdpa_kernel(kernel):
             saved[name] = saved_bytes(workload, 4)
-        counted[name] = count(workload, 4, kind="cuda", precision="fp32", shares_keys=shares_keys).activations
+        counted[name] = count_on(workload, 4, kind="cuda", shares_keys=shares_keys).activations
         assert counted[name] == pytest.approx(saved[name], rel=0.05), name
     matrix = 4 * 14 * 256 * 256 * 2  # batch x heads x T x T, two bytes each
     assert counted["grouped, written out"] - counted["grouped, fused"] > matrix
@@ -211,7 +208,7 @@ def test_a_number_that_code_looks_at_is_zero_and_no_error():
         seen.append(float(result.detach()))
         return result
 
-    count(replace(workload, loss=loss), 2, kind="cpu", precision="fp32")
+    count_on(replace(workload, loss=loss), 2)
     assert seen == [0.0]
 
 

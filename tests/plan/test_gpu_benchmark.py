@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tests.harness import ROOT, printed
+from tests.harness import ROOT, printed, write
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
 
@@ -23,9 +23,7 @@ COMMAND = "import runpy; sys.argv[0] = 'benchmarks/gpu.py'; runpy.run_path(sys.a
 
 @pytest.mark.parametrize("name", ["legal_cot_sft", "lejepa_training", "tinystories_reservoir"])
 def test_on_a_t4_a_notebook_trains_in_fp16_and_has_its_mfu_and_memory_beside_the_forecast(name, tmp_path):
-    startup = tmp_path / "ipython/profile_default/startup/card.py"
-    startup.parent.mkdir(parents=True)
-    startup.write_text(PRETEND)
+    write(tmp_path, {"ipython/profile_default/startup/card.py": PRETEND})
     output = tmp_path / "gpu.json"
     environment = os.environ | {"IPYTHONDIR": str(tmp_path / "ipython")}
     printed("-c", PRETEND + COMMAND, "--small", "--output", output, "--only", name, env=environment)

@@ -1,6 +1,6 @@
 """Runs that others published: what the file says, and the interval of a step that benchmarks/public_runs.py makes of them."""
 
-import importlib.util
+import importlib
 import json
 import sys
 
@@ -8,17 +8,14 @@ import pytest
 
 from helpers.plan import forecast
 from helpers.plan.forecast import ALLOCATED, SIZES
-from tests.harness import ROOT
+from tests.harness import ROOT, read_json
 
 pytestmark = pytest.mark.once
 
-sys.path.append(str(ROOT / "benchmarks"))  # where `report` is
-SPEC = importlib.util.spec_from_file_location("public_runs", ROOT / "benchmarks/public_runs.py")
-public_runs = importlib.util.module_from_spec(SPEC)
-sys.modules["public_runs"] = public_runs
-SPEC.loader.exec_module(public_runs)
+sys.path.append(str(ROOT / "benchmarks"))
+public_runs = importlib.import_module("public_runs")
 
-FOUND = json.loads(public_runs.RUNS.read_text())
+FOUND = read_json(public_runs.RUNS)
 RUNS = public_runs.load()
 
 
@@ -48,7 +45,7 @@ def test_the_planner_has_the_numbers_of_the_fit():
 def test_nine_tenths_of_what_chose_nothing_lie_in_an_interval_of_a_factor_of_three_and_a_half():
     found = public_runs.tested(RUNS)
     assert sum(found["inside"].values()) >= 0.9 * sum(found["of"].values()) and found["width"] <= 3.5
-    stored = json.loads(public_runs.FIT.read_text())
+    stored = read_json(public_runs.FIT)
     assert (stored["tested"], stored["planner"]) == (found, public_runs.planner(RUNS))
 
 

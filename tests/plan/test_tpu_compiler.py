@@ -1,5 +1,6 @@
 """The TPU compiler's answers: what the twins' steps need, send and overwrite on chips that are not there."""
 
+import functools
 import importlib
 import json
 import os
@@ -30,24 +31,19 @@ def compiled(folder: Path, hardware: str, *names: str) -> dict[str, dict]:
 
 
 @pytest.fixture(scope="module")
-def on_one_chip(tmp_path_factory) -> dict[str, dict]:
-    return compiled(tmp_path_factory.mktemp("steps"), "v5e-1", "huge", "tuning in fp32", "tuning")
+def steps(tmp_path_factory):
+    """What the compiler says of steps on a slice; those of a call are compiled once."""
+    return functools.cache(lambda *names: compiled(tmp_path_factory.mktemp("steps"), *names))
 
 
-@pytest.fixture(scope="module")
-def others(tmp_path_factory) -> dict[str, dict]:
-    return compiled(tmp_path_factory.mktemp("steps"), "v5e-1", *TWINS)
-
-
-@pytest.fixture(scope="module")
-def on_eight(tmp_path_factory) -> dict[str, dict]:
-    return compiled(tmp_path_factory.mktemp("steps"), "v5e-8", "stack", "gathering", "tuning")
+ON_ONE_CHIP = ("v5e-1", "huge", "tuning in fp32", "tuning")
+ON_EIGHT = ("v5e-8", "stack", "gathering", "tuning")
 
 
 @needs_compiler
 @pytest.mark.parametrize("twin", ["tuning", *(pytest.param(each, marks=pytest.mark.slow) for each in TWINS)])
-def test_a_twins_step_compiles_for_a_tpu_and_overwrites_what_it_replaces(request, twin):
-    step = request.getfixturevalue("others" if twin in TWINS else "on_one_chip")[twin]
+def test_a_twins_step_compiles_for_a_tpu_and_overwrites_what_it_replaces(steps, twin):
+    step = (steps("v5e-1", *TWINS) if twin in TWINS else steps(*ON_ONE_CHIP))[twin]
     assert step["flops"] > 0 and not step["collectives"]
     assert step["aliased"] > 0.99 * (step["outputs"] - 4096)  # the loss and an index of the outputs are new
     assert (
@@ -56,9 +52,9 @@ def test_a_twins_step_compiles_for_a_tpu_and_overwrites_what_it_replaces(request
 
 
 @needs_compiler
-def test_a_chip_draws_for_its_own_examples_alone(on_one_chip, on_eight):
+def test_a_chip_draws_for_its_own_examples_alone(steps):
     """Both slices have as many examples a chip. Without libtpu's flag (xla.OWN_DRAWS) a chip of eight would draw for all of them."""
-    assert 0 < on_eight["tuning"]["drawn"] <= on_one_chip["tuning"]["drawn"]
+    assert 0 < steps(*ON_EIGHT)["tuning"]["drawn"] <= steps(*ON_ONE_CHIP)["tuning"]["drawn"]
 
 
 @pytest.mark.parametrize(
@@ -79,23 +75,24 @@ def test_libtpu_is_told_unless_the_user_has_said_otherwise(monkeypatch, told, ex
 
 
 @needs_compiler
-def test_eight_chips_send_each_other_gradients_alone(on_eight):
-    step = on_eight["tuning"]
+def test_eight_chips_send_each_other_gradients_alone(steps):
+    step = steps(*ON_EIGHT)["tuning"]
     assert set(step["collectives"]) == {"all-reduce"}
     assert step["collectives"]["all-reduce"]["bytes"] < 1.1 * step["held"] / 3  # weights and two moments each
-    assert set(on_eight["stack"]["collectives"]) == {"all-reduce"}
+    assert set(steps(*ON_EIGHT)["stack"]["collectives"]) == {"all-reduce"}
 
 
 @needs_compiler
-def test_a_loss_that_compares_all_examples_is_seen_to_gather(on_eight):
-    gathered = on_eight["gathering"]["collectives"]["all-gather"]
+def test_a_loss_that_compares_all_examples_is_seen_to_gather(steps):
+    gathered = steps(*ON_EIGHT)["gathering"]["collectives"]["all-gather"]
     assert gathered["count"] > 0 and gathered["bytes"] > 64 * 16 * 100  # every example's logits
 
 
 @needs_compiler
-def test_what_no_chip_holds_is_refused_with_the_compilers_figures(on_one_chip):
-    needs, has, held = map(float, re.findall(r"[\d.]+\d", on_one_chip["huge"]["problem"]))
-    assert on_one_chip["huge"]["problem"].startswith("needs ") and needs > held > has == 15.75
+def test_what_no_chip_holds_is_refused_with_the_compilers_figures(steps):
+    problem = steps(*ON_ONE_CHIP)["huge"]["problem"]
+    needs, has, held = map(float, re.findall(r"[\d.]+\d", problem))
+    assert problem.startswith("needs ") and needs > held > has == 15.75
 
 
 def test_an_unknown_slice_is_refused_with_those_there_are():
@@ -144,9 +141,9 @@ def test_products_in_fp32_are_named():
 
 
 @needs_compiler
-def test_a_step_whose_products_became_fp32_is_seen(on_one_chip):
+def test_a_step_whose_products_became_fp32_is_seen(steps):
     """The planted fault: the same step traced without autocast. FLOPs differ by less than a percent; the dtypes do not."""
-    mixed, wide = on_one_chip["tuning"]["products"], on_one_chip["tuning in fp32"]["products"]
+    mixed, wide = (steps(*ON_ONE_CHIP)[name]["products"] for name in ("tuning", "tuning in fp32"))
     assert sum(mixed.values()) == sum(wide.values()) and mixed["bf16"] > 0.9 * sum(mixed.values())
     assert set(wide) == {"f32"}
 

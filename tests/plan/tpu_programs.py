@@ -1,4 +1,4 @@
-"""The training steps of the five TPU notebooks at a small size, compiled by the TPU compiler, in a process of their own.
+"""Training steps of TPU notebooks at a small size, compiled by the TPU compiler, in a process of their own.
 
 python tests/plan/tpu_programs.py FOLDER HARDWARE NAME ...    prints one line of JSON a step
 """
@@ -24,13 +24,6 @@ tpu = importlib.import_module("tpu_step")
 described = importlib.import_module("tpu_compiler").described
 LENGTH, EXAMPLES = 128, 8  # of a chip
 SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 2}
-GRAPH = """
-run: {mixed_precision: bf16}
-hardware: {device: tpu, tpu_cores: 0}
-model: {hidden_size: 128, num_layers: 2, num_heads: 2, intermediate_size: 256, embedding_size: 128}
-training_data: {max_seq_len: 128}
-encoding: {vocab_size: 2000, max_leaves_per_sequence: 10}
-"""
 
 
 def steps(folder: Path) -> dict[str, tuple[str, Asked]]:
@@ -39,13 +32,10 @@ def steps(folder: Path) -> dict[str, tuple[str, Asked]]:
 
     Qwen2Config(vocab_size=2000, num_key_value_heads=1, **SMALL).save_pretrained(folder / "qwen")
     BertConfig(vocab_size=2000, **SMALL).save_pretrained(folder / "bert")
-    (folder / "graph.yaml").write_text(GRAPH)
     return {
         "reservoir": ("tinystories_reservoir", Asked(model="384")),
         "lejepa": ("lejepa_training", Asked(model=str(folder / "bert"), length=LENGTH)),
         "legal": ("legal_cot_sft", Asked(model=str(folder / "qwen"), length=LENGTH)),
-        "legal full": ("legal_cot_sft", Asked(model=str(folder / "qwen"), length=LENGTH, method="full")),
-        "graphmer": ("graphmer_se", Asked(model=str(folder / "graph.yaml"))),
         "tuning": ("hardware_tuning", Asked(model=str(folder / "bert"), length=LENGTH)),
     }
 

@@ -9,10 +9,10 @@ V, END = 40, 0
 HALF_LIVES, MATCHES = (8.0, 64.0), (1, 2, 3)
 
 
-def stream(seed: int, count: int, length: int = 20) -> np.ndarray:
+def stream(seed: int, count: int) -> np.ndarray:
     """Texts of a few tokens, each followed by the end."""
     random = np.random.default_rng(seed)
-    rows = [[*random.zipf(1.6, random.integers(3, length)).clip(max=V - 1), END] for _ in range(count)]
+    rows = [[*random.zipf(1.6, random.integers(3, 20)).clip(max=V - 1), END] for _ in range(count)]
     return np.concatenate(rows)
 
 

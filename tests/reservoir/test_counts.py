@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 
 from helpers.reservoir.counts import MOST_LEARNED, Counts, Smoothed
 from helpers.reservoir.data import train_tokenizer
@@ -26,7 +27,7 @@ def test_probabilities_are_those_of_the_formulas():
     for text in ([], [1], [1, 1, 2], [39, 38, 37]):
         expected = by_the_formulas(train, text, 5)
         assert expected.sum() == pytest.approx(1)
-        np.testing.assert_allclose(by_counts(counts, text), expected, rtol=1e-5)
+        assert_allclose(by_counts(counts, text), expected, rtol=1e-5)
 
 
 def test_a_stream_has_the_probabilities_of_its_texts_token_by_token():
@@ -34,7 +35,7 @@ def test_a_stream_has_the_probabilities_of_its_texts_token_by_token():
     expected = []
     for text in sentences_of(tokens):
         expected += [by_counts(counts, text[:place])[text[place]] for place in range(len(text))]
-    np.testing.assert_allclose(counts.smoothed().of(tokens, counts.contexts(tokens)), expected, rtol=1e-5)
+    assert_allclose(counts.smoothed().of(tokens, counts.contexts(tokens)), expected, rtol=1e-5)
 
 
 def test_a_fold_has_the_counts_of_the_texts_outside_it():
@@ -47,7 +48,7 @@ def test_a_fold_has_the_counts_of_the_texts_outside_it():
         window = np.array([[-1] * 5 + sentences[number][:2]])
         place = sum(map(len, sentences[:number]))
         shares, _ = smoothed.distributions(counts.contexts_of(window), fold[[place]])
-        np.testing.assert_allclose(shares[0], by_counts(counts, sentences[number][:2]), rtol=1e-6)
+        assert_allclose(shares[0], by_counts(counts, sentences[number][:2]), rtol=1e-6)
 
 
 def test_learning_a_text_is_counting_it_with_all_others():
@@ -133,12 +134,12 @@ def test_an_export_is_loaded_without_this_package_generates_the_same_and_learns_
     for tensor in (model.out.weight, model.boost.bias, model.scale.bias, model.head.bias):
         torch.nn.init.zeros_(tensor)  # so that the counts decide
     model.save_pretrained(tmp_path / "model")
-    train_tokenizer(["one two"] * 9)[0].save_pretrained(tmp_path / "model" / "tokenizer")
+    train_tokenizer(["one two"] * 9)[0].save_pretrained(tmp_path / "model/tokenizer")
     expected = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=8, do_sample=False, min_new_tokens=8).tolist()
     output = isolated(ELSEWHERE, tmp_path / "model", folder=tmp_path)
     before, after = json.loads(output.split("FOUND ")[1])
     assert before == expected
     assert after[0][3:] == [33, 34, 35]
-    kept = {path.name for path in (tmp_path / "empty" / "again").iterdir()}
+    kept = {path.name for path in (tmp_path / "empty/again").iterdir()}
     assert {"model.py", "counts.py", "generation.py", "counts.safetensors", "model.safetensors"} <= kept
     assert not [*Path(tmp_path / "model").glob("*.bin")]

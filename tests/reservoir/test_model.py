@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 from helpers.reservoir.counts import Counts
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
@@ -49,7 +50,7 @@ def texts(rows: int = 3, length: int = 30) -> torch.Tensor:
 def test_logits_are_those_of_the_slow_loop():
     model, ids = made(), texts()
     expected = torch.stack([slow_logits(model, row.tolist()) for row in ids])
-    torch.testing.assert_close(model(ids).logits.double(), expected, atol=1e-4, rtol=1e-4)
+    assert_close(model(ids).logits.double(), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_loss_and_gradients_are_those_of_the_slow_loop():
@@ -60,11 +61,8 @@ def test_loss_and_gradients_are_those_of_the_slow_loop():
     logits = torch.stack([slow_logits(model, row.tolist())[:-1] for row in ids]).flatten(0, 1)
     loss = F.cross_entropy(logits, ids[:, 1:].flatten())
     loss.backward()
-    torch.testing.assert_close(model(ids, labels=ids).loss.double(), loss.detach(), atol=1e-5, rtol=1e-5)
-    for name, weight in model.named_parameters():
-        torch.testing.assert_close(
-            ours[name], weight.grad, atol=2e-5, rtol=2e-4, msg=lambda text, name=name: name + text
-        )
+    assert_close(model(ids, labels=ids).loss.double(), loss.detach(), atol=1e-5, rtol=1e-5)
+    assert_close(ours, {name: weight.grad for name, weight in model.named_parameters()}, atol=2e-5, rtol=2e-4)
 
 
 def test_the_loss_counts_labels_alone_and_is_divided_by_the_number_that_is_given():
@@ -77,7 +75,7 @@ def test_the_loss_counts_labels_alone_and_is_divided_by_the_number_that_is_given
 
 
 def assert_same_state(state, expected):
-    torch.testing.assert_close(state[0], expected[0], atol=1e-6, rtol=1e-5)
+    assert_close(state[0], expected[0], atol=1e-6, rtol=1e-5)
     assert torch.equal(state[1], expected[1])
 
 
@@ -89,7 +87,7 @@ def test_a_text_read_in_pieces_is_the_text_read_at_once(memory):
         found = model(piece, state=state)
         state = found.state
         pieces.append(found.logits)
-    torch.testing.assert_close(torch.cat(pieces, 1), whole.logits, atol=1e-5, rtol=1e-5)
+    assert_close(torch.cat(pieces, 1), whole.logits, atol=1e-5, rtol=1e-5)
     assert_same_state(state, whole.state)
 
 
@@ -100,8 +98,8 @@ def test_padding_on_either_side_changes_no_logit_and_no_state(memory):
     real, none = torch.ones_like(ids), torch.zeros_like(pad)
     left = model(torch.cat((pad, ids), 1), attention_mask=torch.cat((none, real), 1))
     right = model(torch.cat((ids, pad), 1), attention_mask=torch.cat((real, none), 1))
-    torch.testing.assert_close(left.logits[:, 5:], whole.logits, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(right.logits[:, :30], whole.logits, atol=1e-5, rtol=1e-5)
+    assert_close(left.logits[:, 5:], whole.logits, atol=1e-5, rtol=1e-5)
+    assert_close(right.logits[:, :30], whole.logits, atol=1e-5, rtol=1e-5)
     for found in (left, right):
         assert_same_state(found.state, whole.state)
 
@@ -140,7 +138,7 @@ def test_under_bf16_autocast_states_stay_fp32():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         states, _, state = model.read(ids)
     assert states.dtype == state[0].dtype == torch.float32
-    torch.testing.assert_close(states, model.read(ids)[0], atol=1e-5, rtol=1e-5)
+    assert_close(states, model.read(ids)[0], atol=1e-5, rtol=1e-5)
 
 
 def test_under_bf16_autocast_recall_keeps_its_counts_and_the_loss_is_near_that_of_fp32():
@@ -149,13 +147,13 @@ def test_under_bf16_autocast_recall_keeps_its_counts_and_the_loss_is_near_that_o
     with torch.autocast("cpu", dtype=torch.bfloat16):
         near = model(ids, labels=ids)
     assert near.logits.dtype == torch.float32
-    torch.testing.assert_close(near.loss, exact, atol=0, rtol=3e-2)
+    assert_close(near.loss, exact, atol=0, rtol=3e-2)
 
 
 def test_the_spectral_radius_of_every_block_is_the_one_asked_for():
     weight = made(spectral_radius=0.7).memory.weight.double()
     radius = torch.linalg.eigvals(weight).abs().amax(-1)
-    torch.testing.assert_close(radius, torch.full_like(radius, 0.7), atol=1e-5, rtol=0)
+    assert_close(radius, torch.full_like(radius, 0.7), atol=1e-5, rtol=0)
 
 
 def test_a_reservoir_is_drawn_from_its_seed_alone():
@@ -198,7 +196,7 @@ def test_sampling_step_by_step_is_sampling_from_whole_texts():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_the_logits_are_the_cpus():
     ids = texts()
-    torch.testing.assert_close(made().cuda()(ids.cuda()).logits.cpu(), made()(ids).logits, atol=1e-4, rtol=1e-4)
+    assert_close(made().cuda()(ids.cuda()).logits.cpu(), made()(ids).logits, atol=1e-4, rtol=1e-4)
 
 
 def test_no_tokens_are_refused_with_the_remedy():

@@ -18,10 +18,15 @@ def tokens(monkeypatch) -> np.ndarray:
     return stream(3, 70)
 
 
-def drawn(tokens, **options) -> DrawnTokens:
-    model = made()
+def counted(tokens, **options):
+    """A model with the counts of these tokens."""
+    model = made(**options)
     model.counts = Counts.fit(tokens, V, END)
-    return DrawnTokens(tokens, model, multiple_of=16, **{"trained": True, **options})
+    return model
+
+
+def drawn(tokens, **options) -> DrawnTokens:
+    return DrawnTokens(tokens, counted(tokens), multiple_of=16, **{"trained": True, **options})
 
 
 def text_before(tokens, place: int) -> list[int]:
@@ -49,9 +54,7 @@ def test_draws_follow_from_seed_and_epoch_alone(tokens):
 
 
 def test_a_batch_holds_what_reading_the_text_alone_gives(tokens):
-    data = drawn(tokens)
-    model = made()
-    model.counts = Counts.fit(tokens, V, END)
+    data, model = drawn(tokens), counted(tokens)
     for begin in (0, 160, 32):  # backwards, too, as after a resume
         places = data.order(0)[begin : begin + 16]
         batch = data.__getitems__(places)
@@ -67,20 +70,18 @@ def test_a_batch_holds_what_reading_the_text_alone_gives(tokens):
 
 
 def test_the_loss_of_all_tokens_in_order_is_that_of_the_texts(tokens):
-    data, model = drawn(tokens, trained=False), made()
-    model.counts = Counts.fit(tokens, V, END)
+    data, model = drawn(tokens, trained=False), counted(tokens)
     nats = []
     for begin in range(0, len(data), 16):
         batch = data.__getitems__(data.order(0)[begin : begin + 16])
-        nats += [model(**{**batch, "weights": weight}).loss.item() for weight in (torch.ones(16),)]
+        nats.append(model(**{**batch, "weights": torch.ones(16)}).loss.item())
     ids = torch.from_numpy(np.append(END, tokens))[None].long()
     expected = model(ids, labels=ids).loss.item()
     assert np.mean(nats) == pytest.approx(expected, rel=0.02)  # the first tokens come again at the end
 
 
 def test_rows_of_text_go_on_from_batch_to_batch_and_predict_every_token(tokens):
-    model = made(memory="gru", training_rows=4)
-    model.counts = Counts.fit(tokens, V, END)
+    model = counted(tokens, memory="gru", training_rows=4)
     data = RowsOfText(tokens, model, multiple_of=4, length=8, trained=True)
     starts = data.starts.reshape(-1, 4)
     assert (np.diff(starts, axis=0) == 8).mean() > 0.9 and {*range(0, len(tokens), 8)} == {*starts.ravel()}

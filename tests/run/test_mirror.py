@@ -15,6 +15,7 @@ from helpers.parameters import Parameters
 from helpers.run import checkpoint, disk, folder_lock, mirror, run_folder
 from helpers.run.run_folder import RunFolder
 from tests import colab
+from tests.harness import write
 
 pytestmark = pytest.mark.once
 
@@ -95,8 +96,7 @@ def test_what_another_run_or_person_has_at_the_second_place_is_refused_and_left_
         claim(tmp_path / "two", tmp_path / "kept", seed=1)
     with pytest.raises(ValueError, match="resume=False, but keep_in="):
         claim(tmp_path / "two", tmp_path / "kept", resume=False)
-    (tmp_path / "mine/run").mkdir(parents=True)
-    (tmp_path / "mine/run/letters.txt").write_text("mine")
+    write(tmp_path, {"mine/run/letters.txt": "mine"})
     with pytest.raises(ValueError, match=r"keep_in=.*holds files that are no run of this suite"):
         claim(tmp_path / "two", tmp_path / "mine")
     with pytest.raises(ValueError, match="lie in each other"):
@@ -118,9 +118,7 @@ def test_a_disk_that_is_gone_is_never_taken_for_an_empty_one(tmp_path, monkeypat
 @pytest.mark.parametrize("platform", ["Colab", "Kaggle", ""])
 def test_where_the_disk_goes_with_the_runtime_one_line_says_so_and_what_to_set(tmp_path, monkeypatch, capsys, platform):
     if platform == "Colab":
-        module = types.ModuleType("google.colab")
-        module.drive = types.SimpleNamespace()
-        monkeypatch.setitem(sys.modules, "google.colab", module)
+        monkeypatch.setitem(sys.modules, "google.colab", colab.module(drive=types.SimpleNamespace()))
     if platform == "Kaggle":
         monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
     RunFolder.claim("tiny", Parameters(output_dir=str(tmp_path / "run")))
@@ -133,11 +131,10 @@ def test_where_the_disk_goes_with_the_runtime_one_line_says_so_and_what_to_set(t
 def test_uploaded_data_go_along_and_are_not_asked_for_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = []
-    module = types.ModuleType("google.colab")
-    module.files = types.SimpleNamespace(
+    window = types.SimpleNamespace(
         upload=lambda: asked.append(1) or {"texts.csv": Path("texts.csv").write_bytes(b"a,b")}
     )
-    monkeypatch.setitem(sys.modules, "google.colab", module)
+    monkeypatch.setitem(sys.modules, "google.colab", colab.module(files=window))
     run = RunFolder.claim("tiny", Parameters(output_dir="one/run", keep_in="kept", data_source="upload"))
     data_source.locate("upload")
     run.same_data("texts.csv, sha256 1")

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -19,10 +17,10 @@ from helpers.notebook import method
 from helpers.parameters import Parameters, parameter
 from helpers.run import checkpoint, provenance, run_folder
 from helpers.run.run_folder import RunFolder
+from tests.harness import ROOT, finished, printed, read_json
+from tests.test_checkpoint import write as add_checkpoint
 
 pytestmark = pytest.mark.once
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class More(Parameters):
@@ -45,12 +43,6 @@ def tree(path: Path) -> dict[str, str]:
     """What a folder holds: hash of each file, by relative path."""
     files = (file for file in path.rglob("*") if file.is_file())
     return {str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-
-
-def add_checkpoint(path: Path, step: int = 5) -> None:
-    with checkpoint.staged(path, step) as staging:
-        (staging / f"checkpoint-{step}").mkdir()
-        (staging / f"checkpoint-{step}/weights").write_text("weights")
 
 
 # -- claiming --
@@ -109,7 +101,7 @@ def test_a_run_that_trained_nothing_does_not_keep_its_folder(tmp_path, left):
         run_folder.begin_session(tmp_path, runtime.detect(False), "fp32", 0, 32)
         add_checkpoint(tmp_path, step=0)
     owned(tmp_path, seed=8, batch_size=16).same_data("the right set")
-    run = json.loads((tmp_path / "run.json").read_text())
+    run = read_json(tmp_path / "run.json")
     assert (run["parameters"]["seed"], run["parameters"]["batch_size"], run["data"]) == (8, 16, "the right set")
     assert checkpoint.listed(tmp_path) == [] and run_folder.sessions(tmp_path) == []
 
@@ -127,7 +119,7 @@ def test_weights_of_another_text_of_the_method_are_never_gone_on_with(tmp_path, 
     monkeypatch.setattr(helpers, "shown", {"helpers/reservoir/model.py": method.digest(text)}, raising=False)
     run = owned(tmp_path)
     add_checkpoint(tmp_path)
-    known = json.loads((tmp_path / "run.json").read_text())
+    known = read_json(tmp_path / "run.json")
     known["method"] = {"helpers.reservoir.model": "0" * 64}  # as a notebook of another version would have left it
     (tmp_path / "run.json").write_text(json.dumps(known))
     run.method.write_text(text)
@@ -203,8 +195,7 @@ def test_results_can_be_traced_to_parameters_code_libraries_and_sessions(tmp_pat
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no checkout")
 def test_a_checkout_says_its_commit_and_whether_files_differ_from_it():
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(ROOT), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return finished("git", *arguments, check=True).stdout.strip()
 
     differs = "+" if git("status", "--porcelain", "helpers") else ""
     assert provenance.code()["commit"] == git("rev-parse", "HEAD") + differs
@@ -275,10 +266,7 @@ print(json.dumps(dict(kills=kills, bad=bad)))
 
 @pytest.mark.parametrize("case", ["claim", "results"])
 def test_a_kill_at_any_file_operation_leaves_the_old_file_or_the_new_and_can_be_repeated(tmp_path, case):
-    command = [sys.executable, "-c", KILLED, str(tmp_path), case]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr[-2000:]
-    seen = json.loads(finished.stdout.splitlines()[-1])
+    seen = json.loads(printed("-c", KILLED, tmp_path, case).splitlines()[-1])
     assert seen["kills"] >= 5 and seen["bad"] == []
 
 

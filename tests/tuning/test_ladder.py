@@ -154,7 +154,7 @@ def test_each_length_of_a_compiled_step_is_met_before_the_clock_starts(task):
 # ---- the climb
 
 
-def speeds(monkeypatch, times: dict[str, float], seconds: float = 0.1, noise: float = 0.02):
+def speeds(monkeypatch, times: dict[str, float], seconds: float = 0.1):
     """Windows whose speed is 100 examples a second, times those of the settings' values, on a clock that they alone move.
 
     The ladder itself is real.
@@ -166,7 +166,7 @@ def speeds(monkeypatch, times: dict[str, float], seconds: float = 0.1, noise: fl
 
     def window(task, settings, examples):
         calls.append(settings)
-        speed = 100 * math.prod(times.get(str(value), 1.0) for value in settings.values()) * draw.gauss(1, noise)
+        speed = 100 * math.prod(times.get(str(value), 1.0) for value in settings.values()) * draw.gauss(1, 0.02)
         if settings.get("bf16"):
             speed *= 1.3 if settings[BATCH] >= times.get("bf16 from", math.inf) else 0.8
         if speed < 0:
@@ -192,7 +192,7 @@ def test_the_batch_comes_first_and_each_rung_on_top_of_what_was_kept(monkeypatch
 def test_precision_is_asked_again_where_the_batch_grew_once_more(monkeypatch):
     """Here only longer batches of one length are faster when they are larger, and bf16 only in those."""
     task = task_of(cpu_here(), max_steps=600)
-    calls = speeds(monkeypatch, {"group_by_length": 1.5, "bf16 from": 16})
+    speeds(monkeypatch, {"group_by_length": 1.5, "bf16 from": 16})
     real = ladder.measure_window
 
     def window(task, settings, examples):
@@ -209,7 +209,6 @@ def test_precision_is_asked_again_where_the_batch_grew_once_more(monkeypatch):
         ("batch 16", Outcome.KEPT),
         ("bf16", Outcome.KEPT),
     ]
-    assert calls
 
 
 def test_where_nothing_helps_the_stock_trainer_stays(task, monkeypatch, tmp_path):
@@ -217,6 +216,9 @@ def test_where_nothing_helps_the_stock_trainer_stays(task, monkeypatch, tmp_path
     tried = ladder.climb(task, 60)
     assert ladder.chosen(tried) == task.start and not kept_names(tried)
     assert len(calls) < 2 * 9 * len(tried)
+    same = ladder.Climb(task, 60).attempt(Rung("bf16", {"bf16": True}))
+    assert same.outcome is Outcome.NOT_FASTER and "2 pairs" in same.detail
+    assert [settings.get("bf16", False) for settings in calls[-4:]] == [False, True, True, False]  # taking turns
     raced = ladder.race(task, tried, tmp_path, seconds=60)
     assert raced.outcome is Outcome.NOT_FASTER and raced.trials == [] and "Nothing was faster" in raced.detail
 
@@ -237,25 +239,19 @@ def test_the_windows_end_in_their_time(task, monkeypatch):
     assert any("no time of tuning_minutes is left" in rung.detail for rung in tried)
 
 
-def test_a_rung_that_fails_is_named_and_the_climb_goes_on(task, monkeypatch):
-    def window(task, settings, examples):
-        if settings.get("torch_compile"):
-            raise RuntimeError("no kernel image is available")
-        return Window(100.0, 0.08, 1.0)
-
-    monkeypatch.setattr(ladder, "measure_window", window)
-    failed = ladder.Climb(task, 900).attempt(Rung("torch.compile", {"torch_compile": True}))
-    assert failed.verdict == "failed: RuntimeError: no kernel image is available"
-
-
-def test_a_signal_during_a_window_ends_the_climb(task, monkeypatch):
+def test_a_rung_that_fails_is_named_and_a_signal_during_a_window_ends_the_climb(task, monkeypatch):
     speeds(monkeypatch, {})
-    climb = ladder.Climb(task, 900)
+    climb, errors = (
+        ladder.Climb(task, 900),
+        [Stopped("SIGTERM at step 2"), RuntimeError("no kernel image is available")],
+    )
 
     def window(task, settings, examples):
-        raise Stopped("SIGTERM at step 2")
+        raise errors.pop()
 
     monkeypatch.setattr(ladder, "measure_window", window)
+    failed = climb.attempt(Rung("torch.compile", {"torch_compile": True}))
+    assert failed.verdict == "failed: RuntimeError: no kernel image is available"
     with pytest.raises(Stopped, match="SIGTERM"):
         climb.attempt(Rung("bf16", {"bf16": True}))
 
@@ -301,8 +297,8 @@ def plant(
 
 
 @pytest.fixture
-def fast(task):
-    """(task, a climb that kept four times the batch)."""
+def race(task, tmp_path):
+    """Races after a climb that kept four times the batch, on enough dev texts."""
     kept = task.start | {BATCH: 32}
     windows = [Window(100.0 * factor, 0.08 / factor, 1.0) for factor in (1, 2)]
     tried = [
@@ -310,8 +306,12 @@ def fast(task):
         ladder.Tried("batch 32", {BATCH: 32}, kept, Outcome.KEPT, ratios=[2.0] * 6, window=windows[1]),
     ]
     task = task_of(cpu_here(), max_steps=600)
-    texts = dataclasses.replace(task.texts, validation=rows(DEV, seed=1))
-    return dataclasses.replace(task, texts=texts), tried
+
+    def race(texts=DEV, seconds=1e6):
+        given = dataclasses.replace(task.texts, validation=rows(texts, seed=1))
+        return ladder.race(dataclasses.replace(task, texts=given), tried, tmp_path, seconds=seconds)
+
+    return race
 
 
 RATES = [(8, 1e-3), (32, 4e-3), (32, 2e-3), (16, 2e-3), (16, 1e-3 * math.sqrt(2))]
@@ -332,12 +332,11 @@ def losses_of(*values: float) -> dict[tuple, float]:
     ],
     ids=["times k", "root of k", "twice the examples", "half the batch", "all lose"],
 )
-def test_good_and_bad_settings_that_are_planted_are_decided(fast, monkeypatch, tmp_path, planted, settings, outcome):
-    task, tried = fast
+def test_good_and_bad_settings_that_are_planted_are_decided(race, task, monkeypatch, planted, settings, outcome):
     monkeypatch.setattr(Task, "loss_of_frequencies", lambda task: 2.0)
     calls = plant(monkeypatch, planted)
     monkeypatch.setattr(ladder, "candidates", lambda task, fastest, real=ladder.candidates: real(task, fastest)[:-1])
-    raced = ladder.race(task, tried, tmp_path, seconds=1e6)
+    raced = race()
     chosen = (raced.settings[BATCH], raced.settings[RATE], raced.settings.get(EXAMPLES, 1))
     assert chosen == pytest.approx(settings) and raced.outcome is outcome
     if outcome is Outcome.KEPT:
@@ -349,40 +348,35 @@ def test_good_and_bad_settings_that_are_planted_are_decided(fast, monkeypatch, t
         assert len(calls) == 1 + 6  # batch 16 on twice the examples would be slower than the stock Trainer
 
 
-def test_a_lower_loss_does_not_hide_that_fewer_texts_get_their_label(fast, monkeypatch, tmp_path):
-    task, tried = fast
+def test_a_lower_loss_does_not_hide_that_fewer_texts_get_their_label(race, monkeypatch):
     plant(monkeypatch, dict.fromkeys(RATES, 1.0) | {(32, 4e-3): 0.5}, wrong=(32,))
-    first = ladder.race(task, tried, tmp_path, seconds=1e6).judged[0]
+    first = race().judged[0]
     assert first.settings[BATCH] == 32 and first.quality.loss.high < 0
     assert first.outcome is Outcome.WORSE and first.quality.f1.high < 0
 
 
 @pytest.mark.parametrize("texts", [DEV, 299], ids=["much noise", "few texts"])
-def test_what_the_dev_texts_do_not_show_is_not_decided_and_the_stock_settings_stay(fast, monkeypatch, tmp_path, texts):
-    task, tried = fast
-    task = dataclasses.replace(task, texts=dataclasses.replace(task.texts, validation=rows(texts, seed=1)))
+def test_what_the_dev_texts_do_not_show_is_not_decided_and_the_stock_settings_stay(race, task, monkeypatch, texts):
     plant(monkeypatch, dict.fromkeys(RATES, 1.0), noise=9.0)
     monkeypatch.setattr(Task, "loss_of_frequencies", lambda task: 9.0)
     monkeypatch.setattr(ladder, "candidates", lambda task, fastest, real=ladder.candidates: real(task, fastest)[:2])
-    raced = ladder.race(task, tried, tmp_path, seconds=1e6)
+    raced = race(texts)
     assert raced.outcome is Outcome.NOT_DECIDED and raced.settings == task.start
     assert len(raced.judged) == (2 if texts == DEV else 0)
 
 
-def test_a_stock_run_that_learned_nothing_is_no_quality_to_keep(fast, monkeypatch, tmp_path):
-    task, tried = fast
+def test_a_stock_run_that_learned_nothing_is_no_quality_to_keep(race, monkeypatch):
     plant(monkeypatch, dict.fromkeys(RATES, 1.2))
-    raced = ladder.race(task, tried, tmp_path, seconds=1e6)
+    raced = race()
     assert raced.outcome is Outcome.NOT_DECIDED and "learned next to nothing" in raced.detail
 
 
-def test_runs_of_a_race_are_as_long_as_the_time_allows_and_none_is_begun_too_late(fast, monkeypatch, tmp_path):
-    task, tried = fast
+def test_runs_of_a_race_are_as_long_as_the_time_allows_and_none_is_begun_too_late(race, monkeypatch):
     calls = plant(monkeypatch, losses_of(1.0, 0.7, 1.0, 1.0, 1.0), {8: 1.0, 16: 1.0, 32: 1.0})
     monkeypatch.setattr(ladder, "time", SimpleNamespace(monotonic=lambda: 10.0 * len(calls)))
-    raced = ladder.race(task, tried, tmp_path, seconds=45.0)
+    raced = race(seconds=45.0)
     assert 240 <= raced.examples < 4800 and not raced.is_whole and len(calls) <= 4
-    short = ladder.race(task, tried, tmp_path, seconds=0.5)
+    short = race(seconds=0.5)
     assert short.outcome is Outcome.NOT_DECIDED and "raise tuning_minutes" in short.detail
 
 

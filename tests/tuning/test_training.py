@@ -6,7 +6,7 @@ import torch
 
 from helpers.tuning.evaluation import Trial, compare_quality, f1_difference, paired_interval, scores
 from helpers.tuning.training import BATCH, RATE, Task, predictions, run_trial, trained
-from tests.harness import ROOT, cpu_here, results, train_all
+from tests.harness import cpu_here, results, train_all
 from tests.tuning_run import LENGTH, task_of, trainer_of
 
 pytestmark = pytest.mark.once
@@ -51,7 +51,7 @@ def test_a_grouped_run_that_stops_in_its_second_epoch_and_resumes_ends_with_the_
     grouped = {"settings": {"train_sampling_strategy": "group_by_length"}, "steps": 12}  # 8 steps an epoch
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     runs = [(whole, grouped), (cut, {**grouped, "stop_after": 10}), (cut, grouped)]
-    whole, stopped, resumed = results(train_all(ROOT / "tests/tuning_run.py", runs))
+    whole, stopped, resumed = results(train_all("tests.tuning_run", runs))
     assert stopped["train"]["steps"] == resumed["train"]["resumed_from_step"] == 10
     assert (resumed["weights"], resumed["losses"]) == (whole["weights"], whole["losses"])
 
@@ -61,20 +61,6 @@ def test_a_larger_batch_sees_as_many_examples_at_the_rate_of_its_settings(cpu):
     start, larger = task.plan(task.start), task.plan(task.start | {BATCH: 32, RATE: 5e-3, "bf16": True})
     assert (larger.max_steps * larger.batch_size, larger.precision) == (start.max_steps * start.batch_size, "bf16")
     assert (start.learning_rate, larger.learning_rate) == (1e-3, 5e-3)
-
-
-def test_a_batch_in_four_parts_has_the_loss_of_a_whole_one(cpu, tmp_path):
-    found = []
-    for parts in (1, 4):
-        trainer = trainer_of(cpu, tmp_path / str(parts), {BATCH: 16}, steps=1)
-        for module in trainer.model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        trainer.args.per_device_train_batch_size = trainer._train_batch_size = 16 // parts
-        trainer.args.gradient_accumulation_steps = parts
-        trainer.train()
-        found.append((trainer.state.log_history[0]["loss"], trainer.state.log_history[0]["grad_norm"]))
-    assert found[1] == pytest.approx(found[0], rel=1e-3)
 
 
 def test_a_batch_that_the_rows_do_not_fill_is_refused(cpu, tmp_path):
