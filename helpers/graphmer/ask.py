@@ -11,7 +11,7 @@ import difflib
 import itertools
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from helpers.data.words import code_words
 from .graph.knowledge_graph import Entity, last_name, unresolved
 from .graph.repository import Repository
 from .graph.resolution import Resolver, Targets
-from .graph.scopes import Expression, Known, Meaning, Module, Scope, Use, Value
+from .graph.scopes import Expression, Meaning, Module, Scope, Use, Value
 
 KNOWN = "known"
 OVERRIDDEN = "overridden"
@@ -241,7 +241,7 @@ class Asked:
     def _fits_java(self, resolver: Resolver, use: Use, entity: Entity, before: str, last: str) -> bool:
         name = entity.id.partition("(")[0]
         owner = resolver.classes.get(name.rpartition(".")[0])
-        if owner is None or not (last.endswith("*") or Known(Value(entity.id)) in owner.names.get(last, ())):
+        if owner is None or not (last.endswith("*") or Value(entity.id) in owner.names.get(last, ())):
             return False
         if before:
             is_virtual = entity.id.removeprefix(owner.prefix) in owner.names
@@ -371,20 +371,21 @@ class Asked:
 
     def _answers(self, sites: Iterable[Site]) -> list[Answer]:
         """One for each name, status and kind; of what is open one for each text of a line."""
-        answers: dict[tuple, Answer] = {}
+        groups: dict[tuple[str, ...], list[Site]] = defaultdict(list)
         for site in sites:
             source = self.repository.lines(site.file)[site.line - 1].strip()
-            key: tuple[str, ...] = (site.name, site.status, site.kind)
-            if site.status == OPEN:
-                key += (source,)
-            if key in answers:
-                mentioned = _more(answers[key].mentioned, site.line)
-                answers[key] = answers[key]._replace(mentioned=mentioned)
-                continue
-            place = self.repository.place(site.file, site.line)
-            defined = self._defined_at(site.name)
-            answers[key] = Answer(site.name, site.status, site.kind, 1, defined, place, source, site.could_be)
-        return sorted(answers.values(), key=lambda answer: (STATUSES.index(answer.status), answer.kind not in CALLS))
+            groups[site.name, site.status, site.kind, source if site.status == OPEN else ""].append(site)
+        answers = []
+        for (name, status, kind, _), group in groups.items():
+            first = group[0]
+            source = self.repository.lines(first.file)[first.line - 1].strip()
+            lines = [str(line) for line in dict.fromkeys(site.line for site in group)]
+            if len(lines) > 4:
+                lines[4:] = ["..."]
+            lines[0] = self.repository.place(first.file, first.line)
+            mentioned = ", ".join(lines)
+            answers.append(Answer(name, status, kind, 1, self._defined_at(name), mentioned, source, first.could_be))
+        return sorted(answers, key=lambda answer: (STATUSES.index(answer.status), answer.kind not in CALLS))
 
     def _defined_at(self, name: str) -> str:
         entity = self.repository.entities.get(name)
@@ -428,16 +429,6 @@ def _bindings(module: Module) -> Iterator[tuple[str, Meaning, bool]]:
         for name, meanings in table.items():
             for meaning in meanings:
                 yield last_name(name), meaning, is_exported
-
-
-def _more(mentioned: str, line: int) -> str:
-    """`file:line, line` with another line."""
-    lines = re.findall(r"\d+", mentioned.rpartition(":")[2])
-    if str(line) in lines or mentioned.endswith("..."):
-        return mentioned
-    if len(lines) > 3:
-        return f"{mentioned}, ..."
-    return f"{mentioned}, {line}"
 
 
 def _near(name: str, bases: Iterable[str]) -> str:

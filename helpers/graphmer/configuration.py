@@ -47,7 +47,6 @@ FIXED = (
 MAY_BE_ZERO = ("warmup_steps", "gradient_accumulation_steps")  # as may every whole number that is declared as 0
 POSITIVE = ("lr", "eps", "temperature", "mask_prob", "held_out", "decay_base")
 LIMITS = {"dropout": 0.9, "mask_prob": 1, "held_out": 0.49, "decay_base": 0.999, "num_workers": 64}
-MOST_BYTES = 100_000  # of a configuration
 
 
 class Section(BaseModel):
@@ -203,8 +202,6 @@ def read_configuration(source: str | Path) -> Configuration:
     path = PROFILES.get(str(source)) or expanded("config", str(source))
     if not path.is_file():
         raise FileNotFoundError(f"config={str(source)!r}: no such file; give one, or a profile: {', '.join(PROFILES)}")
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path}: {path.stat().st_size:,} bytes; a configuration has at most {MOST_BYTES:,}")
     return _validate(_parse(path.read_bytes(), str(path)) or {}, f"{path}: ")
 
 

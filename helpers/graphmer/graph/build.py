@@ -4,7 +4,7 @@ import re
 
 from .knowledge_graph import UNKNOWN, last_name, unresolved
 from .resolution import CLASSES, Resolver
-from .scopes import OPAQUE, Expression, Known, Meaning, Module, Scope, Value
+from .scopes import OPAQUE, Expression, Meaning, Module, Scope, Value
 
 _CALLABLE = ("function", "method", "constructor", "test", UNKNOWN)
 _RELATIONS = {"raised": "raises", "caught": "catches"}  # of the kinds of uses
@@ -73,7 +73,7 @@ class Build:
         for meaning in meanings:
             if isinstance(meaning, Expression) and meaning.chain[-1] == "!":
                 self._relate(meaning.scope, entity, relation, meaning.chain[:-1])
-            elif relation == "returns" and isinstance(meaning, Expression | Known):
+            elif relation == "returns" and isinstance(meaning, Expression | Value):
                 value = self.resolver.meaning(meaning).one
                 if value and value.is_instance:
                     self._add(entity, relation, value, "")
@@ -139,10 +139,10 @@ class Build:
         above = [base for base in self.resolver.order(entity)[1:] if base != "builtins.object"]
         for name, meanings in scope.names.items():
             for meaning in meanings:
-                if "/" not in name and isinstance(meaning, Known) and self._is_method(meaning.value):
+                if "/" not in name and isinstance(meaning, Value) and self._is_method(meaning):
                     overridden = self.resolver.lookup(above, name, is_instance=False).one
                     if overridden and self._is_method(overridden):
-                        self._add(meaning.value.entity, "overrides", overridden, name)
+                        self._add(meaning.entity, "overrides", overridden, name)
 
     def _is_method(self, value: Value) -> bool:
         return self.resolver.type_of(value.entity) in _METHODS

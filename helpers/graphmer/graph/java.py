@@ -11,7 +11,7 @@ import re
 from .imports import Imports
 from .knowledge_graph import Entity, last_name
 from .resolution import CLASSES, OPEN, Resolver, Targets, only
-from .scopes import OPAQUE, Expression, Known, Module, Scope, Use, Value
+from .scopes import OPAQUE, Expression, Module, Scope, Use, Value
 
 KINDS = {
     "class_declaration": "class", "record_declaration": "class", "interface_declaration": "interface",
@@ -113,7 +113,7 @@ def _read(types, module):
         elif kind == "type_parameter":
             inside.names[_text(_children(node, "type_identifier", "identifier")[0])] = [OPAQUE]
         elif kind == "enum_constant":
-            here.names[_name(node)] = [Known(Value(here.owner, True))]
+            here.names[_name(node)] = [Value(here.owner, True)]
             here.define("field", _name(node), _lines(node))
         elif kind == "lambda_expression":
             parameters = node.child_by_field_name("parameters")
@@ -143,7 +143,7 @@ def _mention(scope: Scope, kind: str, chain: str, node) -> None:
 def _type(node, around):
     name, module = _name(node), around.module
     entity = around.define(KINDS[node.type], name, _lines(node))
-    around.bind(name, Known(Value(entity)))
+    around.bind(name, Value(entity))
     scope = module.classes.setdefault(entity, Scope("class", entity, f"{entity}.", around, module))
     for clause in _children(node, *_ABOVE):
         bases = clause.named_children[-1:]
@@ -160,10 +160,10 @@ def _method(node, outer):
     kind = "constructor" if "constructor" in node.type else "method"
     entity = outer.define(kind, name, _lines(node), f"({signature})")
     scope = Scope("function", entity, f"{entity}.", outer, outer.module)
-    scope.names["this"] = [Known(Value(outer.owner, True))]
+    scope.names["this"] = [Value(outer.owner, True)]
     if kind == "constructor":
         return scope
-    meaning = Known(Value(entity))
+    meaning = Value(entity)
     counts = range(len(parameters), len(parameters) + 1)
     if signature.endswith("..."):
         counts = range(len(parameters) - 1, len(parameters) + _MOST_VARIADIC)
@@ -382,7 +382,7 @@ class JavaResolver(Resolver):
         scopes = [self.classes[entity] for entity in above if entity in self.classes]
         for scope in scopes:
             for meaning in scope.names.get(name, ()):
-                kinds.add(_is_primitive(meaning.value.entity) if isinstance(meaning, Known) else ())
+                kinds.add(_is_primitive(meaning.entity) if isinstance(meaning, Value) else ())
         return len(kinds) > 1
 
 

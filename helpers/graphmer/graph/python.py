@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from . import scopes
 from .knowledge_graph import DEFINED, Entity, last_name
-from .scopes import NOTHING, OPAQUE, Expression, Known, Meaning, Module, Scope, Value
+from .scopes import NOTHING, OPAQUE, Expression, Meaning, Module, Scope, Value
 
 _CLASS_METHODS = {"__new__", "__init_subclass__", "__class_getitem__"}
 _MAKE_CONSTRUCTORS = ("dataclass", "define", "frozen", "mutable", "attrs", "s")
@@ -345,7 +345,7 @@ def _function(node, scope, stack):
     if in_class and parameters and "staticmethod" not in decorators:
         first = parameters.pop(0).arg
         is_instance = name not in _CLASS_METHODS and "classmethod" not in decorators
-        inner.names[first] = [Known(Value(scope.owner, is_instance, False))]
+        inner.names[first] = [Value(scope.owner, is_instance, False)]
         if is_instance:
             inner.self_name = first
     for rest, chain in ((node.args.vararg, "<tuple>"), (node.args.kwarg, "<dict>")):
@@ -384,7 +384,7 @@ def _decorated(node: ast.FunctionDef | ast.ClassDef, entity: str, scope: Scope) 
 
 def _defined(kind: str, node: ast.FunctionDef | ast.ClassDef, scope: Scope) -> str:
     entity = scope.binder(node.name).define(kind, node.name, _lines(node))
-    scope.bind(node.name, Known(Value(entity)))
+    scope.bind(node.name, Value(entity))
     return entity
 
 
@@ -418,7 +418,7 @@ def _declared(annotation: ast.AST | None, scope: Scope) -> list[Meaning]:
         if chain == "None":
             meanings.append(NOTHING)
         elif last_name(chain) == "Self" and scope.kind == "class":
-            meanings.append(Known(Value(scope.owner, True, False)))
+            meanings.append(Value(scope.owner, True, False))
         elif chain[0] == "?":
             meanings.append(OPAQUE)
         elif chain[-1] == "^":
@@ -520,9 +520,7 @@ def _walrus(node, scope, stack):
     outer = scope
     while outer.kind == "block":
         outer = outer.parent
-    for meaning in _meanings(node.value, scope):
-        _bind(outer, node.target, meaning)
-    _mention(scope, "written", node.target.id, node.target)
+    _assign_name(outer, node.target, _meanings(node.value, scope), node.value, stack)
     stack.append(node.value)
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from .imports import Imports
 from .knowledge_graph import EXTERNAL, UNKNOWN, Entity, last_name
 from .python import ANYTHING, THIS_MODULE
-from .scopes import NOTHING, OPAQUE, Expression, Known, Meaning, Module, Scope, Value
+from .scopes import NOTHING, OPAQUE, Expression, Meaning, Module, Scope, Value
 
 
 def _is_builtin(name: str) -> bool:
@@ -311,11 +311,10 @@ class Resolver:
     def meaning(self, meaning: Meaning) -> Targets:
         if isinstance(meaning, Expression):
             return self.value(meaning.scope, meaning.chain)
-        if not isinstance(meaning, Known):
+        if not isinstance(meaning, Value):
             return OPEN
-        value = meaning.value
-        is_complete = value.is_instance or not value.exact or self.passes(value.entity) > 0
-        return Targets((value,), is_complete)
+        is_complete = meaning.is_instance or not meaning.exact or self.passes(meaning.entity) > 0
+        return Targets((meaning,), is_complete)
 
     def module(self, name: str, importer: Module) -> Value | None:
         """A module by the name that an import uses; None where two could be meant."""
@@ -582,9 +581,9 @@ class Resolver:
                     return 0
                 continue
             bound = meaning.scope.names.get(meaning.chain, ())
-            if len(bound) != 1 or not isinstance(bound[0], Known):
+            if len(bound) != 1 or not isinstance(bound[0], Value):
                 return 0
-            wrapper = bound[0].value.entity
+            wrapper = bound[0].entity
             if module.wrappers.get(wrapper) != first:
                 return 0
             level = 1
@@ -741,7 +740,7 @@ class Resolver:
 
     def _member_of(self, entity: str, meanings: list[Meaning]) -> Targets:
         targets = self._meanings(meanings)
-        is_value = not any(isinstance(meaning, Known) for meaning in meanings)
+        is_value = not any(isinstance(meaning, Value) for meaning in meanings)
         if is_value and "?" in self.order(entity):
             # A base outside of the sources may make something else of it, as an enumeration does.
             return targets._replace(complete=False)

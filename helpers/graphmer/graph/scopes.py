@@ -30,10 +30,6 @@ class Value(NamedTuple):
 # ---- what a name is bound to
 
 
-class Known(NamedTuple):
-    value: Value
-
-
 class Expression(NamedTuple):
     """The value of a chain where `scope` reads it."""
 
@@ -47,7 +43,7 @@ class Unknown(Enum):
 
 
 OPAQUE, NOTHING = Unknown.OPAQUE, Unknown.NOTHING
-Meaning = Known | Expression | Unknown
+Meaning = Value | Expression | Unknown
 
 
 class Use(NamedTuple):
@@ -211,9 +207,9 @@ def unpack(text: str) -> Module:
     def meaning_of(row: int | list) -> Meaning:
         if isinstance(row, int):
             return Unknown(row)
-        if len(row) == 1:
-            return Known(Value(*row[0]))
-        return Expression(row[0], scopes[row[1]])
+        if len(row) == 2:
+            return Expression(row[0], scopes[row[1]])
+        return Value(*row)
 
     def table_of(table: dict[str, list]) -> dict[str, list[Meaning]]:
         return {name: [meaning_of(row) for row in meanings] for name, meanings in table.items()}
