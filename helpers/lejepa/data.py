@@ -323,9 +323,10 @@ def _with_headings(sections: list[Passage], notes: tuple[str, ...] = ()) -> _Con
         if len(words.spans(section.heading)) in HEADING_WORDS:
             owners[section.heading].add(section.document)
     questions = [question for question in _questions(owners) if len(question.answers) == 1]
-    if not questions:
-        return _Content(sections, [], "none", notes)
-    return _Content(sections, questions, "headings", notes)
+    kind = "none"
+    if questions:
+        kind = "headings"
+    return _Content(sections, questions, kind, notes)
 
 
 def _fold(text: str) -> str:

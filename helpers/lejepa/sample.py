@@ -45,5 +45,4 @@ def first_pairs() -> tuple[tuple[str, str], ...]:
 
 def texts() -> Iterator[str]:
     """The texts from which the model of `base_model="sample"` has its words."""
-    for pair in first_pairs():
-        yield from pair
+    return itertools.chain.from_iterable(first_pairs())

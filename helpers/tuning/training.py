@@ -75,10 +75,8 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
     config = {"id2label": dict(enumerate(labels)), "label2id": label2id}
     if base_model == SAMPLE:
         return sample_classifier(texts, config)
-    name, revision = base_model, hub.REVISIONS.get(base_model)
-    path = source_path("base_model", base_model)
-    if path:
-        name, revision = str(path), None
+    name = str(source_path("base_model", base_model) or base_model)
+    revision = hub.REVISIONS.get(base_model)  # which a folder has none of
     with hub.reading(name="base_model", source=base_model):
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
         model = AutoModelForSequenceClassification.from_pretrained(
