@@ -374,12 +374,16 @@ class Asked:
         groups: dict[tuple[str, ...], list[Site]] = defaultdict(list)
         for site in sites:
             source = self.repository.lines(site.file)[site.line - 1].strip()
-            groups[site.name, site.status, site.kind, source if site.status == OPEN else ""].append(site)
+            key: tuple[str, ...] = (site.name, site.status, site.kind)
+            if site.status == OPEN:
+                key += (source,)
+            groups[key].append(site)
         answers = []
-        for (name, status, kind, _), group in groups.items():
+        for (name, status, kind, *_), group in groups.items():
             first = group[0]
             source = self.repository.lines(first.file)[first.line - 1].strip()
-            lines = [str(line) for line in dict.fromkeys(site.line for site in group)]
+            numbers = dict.fromkeys(site.line for site in group)
+            lines = list(map(str, numbers))
             if len(lines) > 4:
                 lines[4:] = ["..."]
             lines[0] = self.repository.place(first.file, first.line)
