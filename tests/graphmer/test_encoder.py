@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers.graphmer.encoder import GraphMERConfig, GraphMERForPreTraining, GraphMERModel, alibi
+from helpers.graphmer.encoder import GraphMERConfig, GraphMERForPreTraining, GraphMERModel, alibi, distances
 from helpers.machine import attention
 from tests.harness import answers_on_xla, isolated
 
@@ -30,7 +30,7 @@ def pretraining_model(**changes) -> GraphMERForPreTraining:
 # ---- a slow encoder
 
 
-def graph_distances(batch: dict, b: int) -> dict[int, dict[int, int]]:
+def graph_distances(batch: dict, b: int, L: int = L) -> dict[int, dict[int, int]]:
     """Edges between neighbouring roots, a root and each slot of its leaves, and neighbouring slots of a leaf."""
     S, G = batch["root_ids"].shape[1], batch["leaf_ids"].shape[1]
     edges = [*pairwise(range(S))]
@@ -216,6 +216,13 @@ def test_elsewhere_encoder_and_whole_model_give_the_same_states(tmp_path):
 
 
 # ---- positions
+
+
+def test_distances_in_long_leaves_are_the_shortest_paths():
+    batch = {"root_ids": torch.zeros(1, 3), "leaf_ids": torch.zeros(1, 2), "head_start": torch.tensor([[0, 2]])}
+    shortest = graph_distances(batch, 0, L=4)
+    expected = [[shortest[one][other] for other in range(11)] for one in range(11)]
+    assert distances(3, batch["head_start"], 4)[0].tolist() == expected
 
 
 def test_alibi_tells_left_from_right_and_grows_with_distance():

@@ -159,6 +159,14 @@ def test_an_entity_has_its_qualified_name_type_and_line(shop, name, kind, line):
     assert (entity.type, entity.line, entity.status) == (kind, line, DEFINED)
 
 
+def test_a_class_with_a_base_outside_of_the_sources_is_an_exception_where_it_is_raised(tmp_path):
+    text = (
+        "import other\nclass Tool(other.Tool): pass\nclass Broken(other.Broken): pass\ndef use():\n    raise Broken()\n"
+    )
+    entities = graph_of(tmp_path, tools=text).entities
+    assert [entities[f"tools.{name}"].type for name in ("Tool", "Broken")] == ["class", "exception"]
+
+
 # ---- names across files
 
 

@@ -82,6 +82,8 @@ def test_all_turns_of_the_assistant_are_learned_with_the_token_that_ends_each(na
     row = row_of(TWO_TURNS, template)
     assert learned(row, template) == [f"Yes, it ends.{stop}", f"It falls.{stop}"]
     assert learned(row_of(TWO_TURNS, template, "last turn"), template) == [f"It falls.{stop}"]
+    marked = [message | {"weight": int(message["content"] != "Yes, it ends.")} for message in TWO_TURNS.messages]
+    assert replace(TWO_TURNS, messages=tuple(marked)).learned_turns == TWO_TURNS.learned_turns[1:]
     assert template.tokenizer.decode(row["input_ids"]) == template.text(TWO_TURNS.messages)
     assert "Be brief." in template.prompt(TWO_TURNS)
 

@@ -49,3 +49,20 @@ def test_a_signal_while_the_best_checkpoint_is_loaded_is_not_swallowed_and_the_c
     said = harness.run("-c", AGAIN, tmp_path / "run").stdout
     ends = [line.split(":")[0] for line in said.splitlines() if line.startswith(("STOPPED", "ENDED"))]
     assert ends == ["STOPPED SIGTERM at step 4", "ENDED 4"]
+
+
+ROOM = """
+import shutil, sys
+from helpers.run import checkpoint
+from tests.training_run import DEFAULTS, main
+path, options = sys.argv[1], DEFAULTS | dict(model="llama", width=16, blocks=16, save_steps=2, accumulation=1)
+main(path, options | {"steps": 4})
+size = max(checkpoint.size(folder) for folder in checkpoint.listed(path))
+room = shutil.disk_usage(path)._replace(free=5 * size // 2)
+shutil.disk_usage = lambda folder: room
+print("ENDED", main(path, options | {"steps": 8})["train"]["steps"])
+"""
+
+
+def test_checkpoints_that_are_there_need_no_room_again(tmp_path):
+    assert "ENDED 8" in harness.run("-c", ROOM, tmp_path / "run").stdout

@@ -264,6 +264,14 @@ def test_a_smaller_batch_that_is_asked_for_is_the_start_and_a_larger_one_the_onl
     assert [rung.name for rung in ladder.climb(large, 60) if rung.name.startswith("batch")] == ["batch 24"]
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_trials_of_all_seeds_and_one_more_candidate_end_in_their_time(seeds):
+    task, stock = task_of(cpu_here(), max_steps=10**6), Window(100.0, 0.08, 1.0)
+    examples = ladder.examples_of_a_trial(task, stock, seeds, 600.0)
+    trial = examples / task.start[BATCH] * stock.step_seconds
+    assert 500 < (2 * seeds + 1) * trial <= ladder.SPARE * 600
+
+
 # ---- quality
 
 

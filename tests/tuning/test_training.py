@@ -90,7 +90,7 @@ def test_the_differences_and_their_intervals_are_those_of_paired_texts():
     from scipy import stats
 
     draw = np.random.default_rng(0)
-    labels = draw.integers(0, 5, 400)
+    labels = draw.integers(1, 6, 400)  # no text has the label 0, which is predicted
     predicted = [np.where(draw.random((2, 400)) < share, labels, 0) for share in (0.6, 0.8)]
     losses = draw.gamma(1.0, 1.0, (2, 400))
     losses = losses, losses + draw.normal(0.1, 0.2, (2, 400))
