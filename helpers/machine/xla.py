@@ -113,6 +113,7 @@ def keep_programs(folder: Path) -> None:
     import torch_xla
     import torch_xla.runtime as xr
 
+    # No public function says whether the cache is there already, and making it again raises.
     if xr.is_spmd() and not torch_xla._XLAC._xla_computation_cache_is_initialized():
         xr.initialize_cache(str(folder))
 
@@ -240,6 +241,7 @@ def is_batch_sharded(tensor) -> bool:
     """Whether dimension 0 of a device tensor is split over all devices of the mesh."""
     import torch_xla
 
+    # The sharding of a tensor has no public name.
     spec = torch_xla._XLAC._get_xla_sharding_spec(tensor)
     return device_count() == 1 or spec.startswith((f"{{devices=[{device_count()},", f"{{devices=[{device_count()}]"))
 

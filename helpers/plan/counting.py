@@ -14,6 +14,7 @@ import functools
 import weakref
 from dataclasses import dataclass
 
+# Fake tensors, and the modes that see each operation on them, have no public names; torch's own counter of FLOPs uses the same.
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode

@@ -1,4 +1,4 @@
-"""The 95 % interval of what test items measured: a percentile bootstrap over texts, questions or groups of them.
+"""The 95 % interval of what test items measured: a percentile bootstrap over texts, questions or groups of them, and over seeds.
 
 difference = bootstrap(lambda ours_N, theirs_N: (ours_N - theirs_N).mean(), ours_N, theirs_N)  # paired: drawn together
 print(difference, difference.outcome)
@@ -48,15 +48,33 @@ def bootstrap(measure: Callable[..., float], *columns_N: np.ndarray, groups: Seq
         _, group_N = np.unique(groups, return_inverse=True)
     order_N = np.argsort(group_N, kind="stable")
     rows_G = np.split(order_N, np.cumsum(np.bincount(group_N))[:-1])
+
+    def resampled(generator: np.random.Generator) -> float:
+        rows = generator.integers(len(rows_G), size=len(rows_G))
+        if groups is not None:
+            rows = np.concatenate([rows_G[group] for group in rows])
+        return measure(*(column_N[rows] for column_N in columns_N))
+
+    return _interval(measure(*columns_N), resampled, len(rows_G))
+
+
+def bootstrap_of_seeds(measure: Callable[[np.ndarray, np.ndarray], float], seeds: int, items: int) -> Interval:
+    """The interval of `measure(seeds, items)`, of their numbers from 0 on, where both are drawn.
+
+    With one seed the interval is over items alone, and with a few seeds it is somewhat too narrow.
+    """
+
+    def resampled(generator: np.random.Generator) -> float:
+        drawn = generator.integers(seeds, size=seeds)
+        return measure(drawn, generator.integers(items, size=items))
+
+    return _interval(measure(np.arange(seeds), np.arange(items)), resampled, items)
+
+
+def _interval(value: float, resampled: Callable[[np.random.Generator], float], items: int) -> Interval:
+    if items < FEWEST:
+        return Interval(float(value), -math.inf, math.inf, items)
     generator = np.random.default_rng(0)
-    low, high = -math.inf, math.inf
-    if len(rows_G) >= FEWEST:
-        values = []
-        for _ in range(RESAMPLES):
-            rows = generator.integers(len(rows_G), size=len(rows_G))
-            if groups is not None:
-                rows = np.concatenate([rows_G[group] for group in rows])
-            resample = [column_N[rows] for column_N in columns_N]
-            values.append(measure(*resample))
-        low, high = np.quantile(values, (0.025, 0.975))
-    return Interval(float(measure(*columns_N)), float(low), float(high), len(rows_G))
+    values = [resampled(generator) for _ in range(RESAMPLES)]
+    low, high = np.quantile(values, (0.025, 0.975))
+    return Interval(float(value), float(low), float(high), items)

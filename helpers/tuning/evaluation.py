@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from helpers.show.intervals import RESAMPLES, Interval
+from helpers.show.intervals import Interval, bootstrap_of_seeds
 
 
 def scores(predicted: Sequence[int], labels: Sequence[int]) -> dict[str, float]:
@@ -59,7 +59,7 @@ def compare_quality(labels: Sequence[int], stock: Sequence[Trial], tuned: Sequen
     return Quality(
         speed=stock_seconds / tuned_seconds,
         stock_loss=float(np.mean([trial.dev_loss for trial in stock])),
-        loss=paired_interval(mean_loss, *losses.shape),
+        loss=bootstrap_of_seeds(mean_loss, *losses.shape),
         f1=f1_difference(labels, stock_predictions, tuned_predictions),
     )
 
@@ -81,22 +81,7 @@ def f1_difference(labels: Sequence[int], stock: np.ndarray, tuned: np.ndarray) -
         stock_f1 = _mean_f1(truth[texts], stock[drawn], classes)
         return _mean_f1(truth[texts], tuned[drawn], classes) - stock_f1
 
-    return paired_interval(difference, *stock.shape)
-
-
-def paired_interval(difference: Callable[[np.ndarray, np.ndarray], float], seeds: int, texts: int) -> Interval:
-    """`difference(seeds, texts)` of all, and its interval by a bootstrap that draws both.
-
-    With one seed the interval is over texts alone, and with a few seeds it is somewhat too narrow.
-    """
-    draw, values = np.random.default_rng(0), []
-    for _ in range(RESAMPLES):
-        drawn_seeds = draw.integers(seeds, size=seeds)
-        drawn_texts = draw.integers(texts, size=texts)
-        values.append(difference(drawn_seeds, drawn_texts))
-    low, high = np.quantile(values, (0.025, 0.975))
-    value = difference(np.arange(seeds), np.arange(texts))
-    return Interval(float(value), float(low), float(high), texts)
+    return bootstrap_of_seeds(difference, *stock.shape)
 
 
 def _mean_f1(labels: np.ndarray, predictions: np.ndarray, classes: int) -> float:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.tuning.evaluation import Trial, compare_quality, f1_difference, paired_interval, scores
+from helpers.show.intervals import bootstrap_of_seeds
+from helpers.tuning.evaluation import Trial, compare_quality, f1_difference, scores
 from helpers.tuning.training import BATCH, RATE, Task, predictions, run_trial, trained
 from tests.harness import cpu_here, results, train_all
 from tests.tuning_run import LENGTH, task_of, trainer_of
@@ -108,6 +109,8 @@ def test_the_differences_and_their_intervals_are_those_of_paired_texts():
     assert two.f1.value == pytest.approx(np.mean(expected)) and 0 < two.f1.low < two.f1.value < two.f1.high
     same = f1_difference(labels, predicted[0], predicted[0])
     assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
+    few = f1_difference(labels[:19], predicted[0][:, :19], predicted[1][:, :19])
+    assert (few.low, few.high) == (-np.inf, np.inf) and "too few for an interval: 19" in str(few)
 
 
 def test_the_interval_over_seeds_is_wider_where_they_are_further_apart():
@@ -115,7 +118,7 @@ def test_the_interval_over_seeds_is_wider_where_they_are_further_apart():
     close, apart = (np.array([[-shift], [shift]]) + np.zeros((2, 200)) for shift in (0.1, 1.0))
     widths = []
     for losses in (close, apart):
-        interval = paired_interval(
+        interval = bootstrap_of_seeds(
             lambda seeds, texts, losses=losses: losses[np.ix_(seeds, texts)].mean(), 2, len(texts)
         )
         widths.append(interval.high - interval.low)
