@@ -59,7 +59,10 @@ def test_an_operation_without_a_kernel_that_repeats_itself_is_named_and_the_run_
 def test_out_of_memory_at_one_example_names_what_to_change(tmp_path):
     stopped = run(tmp_path, **{**LARGE, "batch_size": 2, "blocks": 4}, exhaust_above=0)
     assert stopped.returncode == 1
-    assert "no smaller micro-batch keeps 2 examples a step. Set gradient_checkpointing=True" in stopped.stderr
+    assert (
+        "no smaller micro-batch keeps 2 examples a step. Set a smaller batch_size, gradient_checkpointing=True"
+        in stopped.stderr
+    )
 
 
 # -- fp16: a real GradScaler and fused AdamW, on the CPU --
