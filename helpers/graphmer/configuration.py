@@ -31,6 +31,7 @@ from helpers.parameters import LARGEST, did_you_mean, expanded
 PROFILES = {path.stem: path for path in sorted(Path(__file__).with_name("profiles").glob("*.yaml"))}
 DECLARED = yaml.safe_load(PROFILES["rtx3050"].read_text(encoding="utf-8"))
 LEAST_ROOTS = 8
+MOST_BYTES = 100_000  # of a configuration
 HEAD_WEIGHT = 0.5  # of the terms that teach what wrong leaves and the ontology need
 SCHEDULE = "training_data.short_to_long_curriculum.schedule"
 # Keys that may have their declared value alone.
@@ -202,6 +203,8 @@ def read_configuration(source: str | Path) -> Configuration:
     path = PROFILES.get(str(source)) or expanded("config", str(source))
     if not path.is_file():
         raise FileNotFoundError(f"config={str(source)!r}: no such file; give one, or a profile: {', '.join(PROFILES)}")
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path}: {path.stat().st_size:,} bytes; a configuration has at most {MOST_BYTES:,}")
     return _validate(_parse(path.read_bytes(), str(path)) or {}, f"{path}: ")
 
 

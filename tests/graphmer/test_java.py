@@ -148,6 +148,10 @@ def test_what_a_declaration_says_is_resolved_or_marked(shop, head, relation, exp
         ("class B { void f() { } } void g() { new B().f(); }", "A.B.f()"),
         ("class D extends java.util.Date implements I { } void g(D d) { d.f(); }", "?.f"),  # Date's, or from I
         ("class D extends java.util.Date { } void g(D d) { d.f(); }", "java.util.Date.f"),
+        (
+            "interface K { void f(); } interface L extends K { } class D implements K, L { } void g(D d) { d.f(); }",
+            "A.K.f()",
+        ),
         ("class D extends A { } void g(D d) { d.f(); }", "A.f()"),
         ("class D extends A { void h() { super.f(); } }", "A.f()"),
         ("<B extends I> void g(B b) { b.f(); }", "?.f"),

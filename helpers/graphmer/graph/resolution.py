@@ -602,8 +602,10 @@ class Resolver:
         if entity not in self.kinds:
             self.kinds[entity] = type(entity, (self.kinds["?"],), {})  # of a class that inherits from itself
             bases = [self._kind(base) for base in self._direct_bases(entity)]
+            # Java may name an interface before one that extends it; the latter brings the former along.
+            lowest = [base for base in bases if sum(issubclass(other, base) for other in bases) == 1]
             with contextlib.suppress(TypeError):  # there is no such order
-                self.kinds[entity] = type(entity, tuple(bases), {})
+                self.kinds[entity] = type(entity, tuple(lowest), {})
         return self.kinds[entity]
 
     def _direct_bases(self, entity: str) -> Iterable[str]:
