@@ -47,3 +47,15 @@ def test_the_demo_with_own_data_says_what_was_seen_and_where_its_figures_and_its
     assert results["eval"]["verdict"] and Path(results["data"]["source"]).name.startswith(data.name)
     with safe_open(Path(path).with_name("model") / "model.safetensors", "pt") as opened:
         assert opened.keys()
+
+
+def test_papermill_trains_on_own_data(tmp_path):
+    """README's command."""
+    stories(tmp_path)
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks", ignore=shutil.ignore_patterns("source", "__pycache__"))
+    (written,) = (line.split() for line in COMMANDS if line.startswith("papermill "))
+    sizes = RESERVOIR | {"data_source": written[-1], "num_texts": 0}
+    given = [word for name, value in sizes.items() for word in ("-p", name, value)]
+    harness.printed("-m", *written[:-3], *given, cwd=tmp_path)
+    results = harness.read_json(tmp_path / "outputs/tinystories_reservoir/results.json")
+    assert results["data"]["source"].endswith("stories.txt") and results["eval"] and (tmp_path / "out.ipynb").is_file()

@@ -603,9 +603,11 @@ class Resolver:
             self.kinds[entity] = type(entity, (self.kinds["?"],), {})  # of a class that inherits from itself
             bases = [self._kind(base) for base in self._direct_bases(entity)]
             # Java may name an interface before one that extends it; the latter brings the former along.
-            lowest = [base for base in bases if sum(issubclass(other, base) for other in bases) == 1]
+            for base in tuple(bases):
+                if any(issubclass(other, base) for other in bases if other is not base):
+                    bases.remove(base)
             with contextlib.suppress(TypeError):  # there is no such order
-                self.kinds[entity] = type(entity, tuple(lowest), {})
+                self.kinds[entity] = type(entity, tuple(bases), {})
         return self.kinds[entity]
 
     def _direct_bases(self, entity: str) -> Iterable[str]:
