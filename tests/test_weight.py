@@ -24,13 +24,13 @@ CEILINGS = {
     "shared": 23463,  # 16,500
     "plan": 4872,  # 3,400
     "reservoir": 6099,  # 5,500
-    "lejepa": 7822,  # 6,200
+    "lejepa": 7823,  # 6,200
     "legal": 8580,  # 7,400
     "tuning": 6033,  # 4,200
     "graphmer": 27620,  # 19,500
     "helpers": 83420,  # 62,700
     "notebooks": 9000,
-    "tests": 79200,  # 80,000
+    "tests": 79220,  # 80,000
     "benchmarks and docs": 23700,  # 25,000
 }
 SLACK = 1.05

@@ -464,7 +464,7 @@ def _from_questions(past: list[Question], bodies: dict[str, str]) -> list[Exampl
     """A question with its answer, and with other past questions about it."""
     questions: dict[str, list[str]] = defaultdict(list)
     for question in past:
-        for name in question.answers:
+        for name in sorted(question.answers):
             questions[name].append(question.text)
     examples = []
     for name, texts in questions.items():

@@ -1,5 +1,6 @@
 """Collections from files, folders and hub sets: what is searchable, what trains, and what chooses and tests."""
 
+import os
 import shutil
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 from helpers.data import words
 from helpers.lejepa import data, documents, sample
 from helpers.lejepa.documents import Passage
-from tests.harness import write
+from tests.harness import printed, write
 from tests.test_checkpoint import write as add_checkpoint
 
 pytestmark = pytest.mark.once
@@ -163,6 +164,14 @@ def test_the_sample_is_of_docstrings_and_the_same_each_time():
     found = list(zip(range(40), sample.pairs(), strict=False))
     assert all(": " in anchor and len(answer.split()) >= sample.LEAST_WORDS for _, (anchor, answer) in found)
     assert found == list(zip(range(40), sample.pairs(), strict=False))
+
+
+def test_training_is_the_same_in_every_process(tmp_path):
+    shared = [{"question": f"who mends box {n // 3}?", "answer": f"the man of house {n} mends it"} for n in range(60)]
+    code = "import sys; from helpers.lejepa.data import load; print(load(sys.argv[1]).training)"
+    file = write(tmp_path, {"shared.jsonl": shared}) / "shared.jsonl"
+    first, second = (printed("-c", code, file, env=os.environ | {"PYTHONHASHSEED": seed}) for seed in "12")
+    assert first == second
 
 
 # ---- judged collections
