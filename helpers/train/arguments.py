@@ -33,6 +33,7 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "optim": plan.optimizer,
         "fp16": on_cuda and plan.precision == "fp16",
         "bf16": plan.precision == "bf16" and not runtime.engine.autocasts,  # on XLA it would store the weights in bf16
+        "tf32": runtime.has_tf32 or None,
         "use_cpu": runtime.kind == "cpu",
         "dataloader_num_workers": plan.dataloader_workers,
         "dataloader_pin_memory": plan.pin_memory,
@@ -51,9 +52,10 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
     if fields.get("report_to") == "wandb" and importlib.util.find_spec("wandb") is None:
         fields["report_to"] = "none"
         tracking.say("report_to='wandb', but wandb is not installed: the run continues without it")
-    arguments = cls(**fields)
     # The trainer sets TF32 while it computes (`Engine.computing`); transformers would set it for good.
-    arguments.tf32 = runtime.has_tf32 or None
+    tf32 = fields.pop("tf32")
+    arguments = cls(**fields)
+    arguments.tf32 = tf32
     if on_cuda and isinstance(arguments, TrainingArguments) and arguments.world_size == 1:
         arguments._n_gpu = 1  # never DataParallel, which silently multiplies the batch
     return arguments
