@@ -24,6 +24,7 @@ EXAMPLES = 3  # solved ones before a question of the base model
 STRENGTHS = (0.3, 3, 30, 300)  # of the linear model (sklearn's C), chosen on the validation records
 SCORED = 100  # test records at most
 LONGEST_ANSWER = 512  # tokens
+LEAST_STOPS = 0.9  # share of answers that end by themselves: of a model that has learned where an answer ends
 FREQUENT, NEAREST, WORDS = "most frequent answer", "nearest training record", "words (TF-IDF, logistic regression)"
 COPY, BASE, SOLVED, TRAINED = "copy of the question", "base model", "base model, solved examples", "trained"
 
@@ -296,6 +297,29 @@ def verdict(results: Mapping[str, Any]) -> list[str]:
             f"The trained model compared with {name}: {difference['outcome']}, {difference['shown']}, {questions}."
         )
     return lines
+
+
+def hardly_learned(results: Mapping[str, Any], after: Mapping[str, Any], trainer) -> list[str]:
+    """A line for a model that has not learned its records, which says what to raise; none for one that has.
+
+    results: `scores`. after: `examine` of the trained model.
+    """
+    stops, right = after["form"]["stops"], results["systems"][TRAINED]["value"]
+    signs = []
+    if stops < LEAST_STOPS:
+        signs.append(f"only {stops:.0%} of its answers end by themselves")
+    if FREQUENT in results["systems"]:
+        frequent = results["systems"][FREQUENT]["value"]
+        if right <= frequent:
+            signs.append(f"{right:.0%} of its answers are right, and the most frequent answer has {frequent:.0%}")
+    if not signs:
+        return []
+    losses = [f"{entry['eval_loss']:.3f}" for entry in trainer.state.log_history if "eval_loss" in entry]
+    plan = trainer.plan
+    return [
+        f"The model has hardly learned its records: {' and '.join(signs)}. Its loss on the dev records was {', '.join(losses)}. "
+        f"Raise learning_rate (it was {plan.learning_rate:g}) or max_steps (it was {plan.max_steps}), or add records."
+    ]
 
 
 def common(records: Records) -> Record:

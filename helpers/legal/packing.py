@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, linear, log_softmax
 from helpers.machine import xla
 from helpers.machine.decoding import MULTIPLE, base_of
 
-BLOCK = 1024  # tokens of a block that several short records share
+BLOCK = 512  # tokens of a block that several short records share: few records give many steps
 IGNORED = -100  # label of a token that is read and not learned
 TILE_TOKENS = 2048  # of a device at a time, so that the logits of a whole batch never exist at once
 FULL, SLIDING = "full_attention", "sliding_attention"

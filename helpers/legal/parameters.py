@@ -12,7 +12,12 @@ from helpers.parameters import MACHINE, NO_NETWORK, Parameters, Source, in_range
 from helpers.plan.settings import Recipe
 
 NOTEBOOK = "legal_cot_sft"
-EPOCHS = 3
+EPOCHS, MOST_EPOCHS = 3, 8  # passes over the records; the latter where they are few
+STEPS = 150  # of the optimizer, where so many passes give them: benchmarks/legal.py trained with 140 to 196
+BATCH = 16  # blocks of a step at most
+MEASURED_WIDTH = 576  # of SmolLM2-135M, which was trained with HIGHEST_RATE
+HIGHEST_RATE, LOWEST_RATE = 1e-3, 2e-4  # of adapters; the latter is QLoRA's for 7 and 13 billion weights (arXiv 2305.14314)
+FULL_FACTOR = 0.1  # of all weights (Schulman 2025, "LoRA Without Regret")
 LOGGING_STEPS = 5
 TRAINING = "Training"
 
@@ -78,18 +83,32 @@ class LegalParameters(Parameters):
         return fields | {"eval_steps": self.save_steps, "logging_steps": LOGGING_STEPS}
 
 
-def recipe(blocks: int, max_length: int, method: str, devices: int = 1) -> Recipe:
-    """The recipe for so many blocks: three passes, 16 blocks a step, fewer where there are few, as many on each device."""
-    batch_size = max(1, min(16, blocks // 8) // devices) * devices
-    steps = max(1, EPOCHS * blocks // batch_size)
+def learning_rate(method: str, width: int) -> float:
+    """A rate at which a model of this hidden size learns: Adam's best rate falls with the width (Yang et al., arXiv 2203.03466)."""
+    rate = HIGHEST_RATE * MEASURED_WIDTH / width
+    rate = min(HIGHEST_RATE, max(LOWEST_RATE, rate))
+    if method == "full":
+        rate *= FULL_FACTOR
+    return rate
+
+
+def recipe(blocks: int, max_length: int, method: str, width: int, devices: int = 1) -> Recipe:
+    """The recipe for so many blocks: three passes, 16 blocks a step; fewer a step, and more passes, where few steps would be left.
+
+    width: hidden size of the model. Each device has as many blocks of a step.
+    """
+    batch_size = min(BATCH, EPOCHS * blocks // STEPS)
+    batch_size = max(1, batch_size // devices) * devices
+    steps = min(STEPS, MOST_EPOCHS * blocks // batch_size)
+    steps = max(1, steps, EPOCHS * blocks // batch_size)
     evaluations = math.ceil(steps / LegalParameters.defaults().save_steps)
     return Recipe(
         batch_size=batch_size,
-        learning_rate=2e-5 if method == "full" else 2e-4,
+        learning_rate=learning_rate(method, width),
         max_steps=steps,
         evaluated=evaluations * blocks // 8,  # a tenth of the records validates, eight tenths train
         sequence_length=max_length,
-        warmup_fraction=0.05,
+        warmup_fraction=0.1,
         weight_decay=0.01,
         compiled=False if method == "qlora" else None,
         tpu_batch_factor=1,  # a block is full of tokens as it is

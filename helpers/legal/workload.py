@@ -65,7 +65,8 @@ def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
         raise DoesNotFit(NO_TPU)
     step = _step(name, method, machine.precision, length)
     blocks = max(1, round((asked.examples or sample.RECORDS) * BLOCKS_A_RECORD * 1_000 / length))
-    return recipe(blocks, length, method, machine.device_count), step
+    width = step.model.config.get_text_config().hidden_size
+    return recipe(blocks, length, method, width, machine.device_count), step
 
 
 @functools.lru_cache(maxsize=4)
@@ -96,7 +97,7 @@ def plan_of(
     step = workload(model, params.base_model, block, params.method, **longest)
     blocks = count_blocks(train_lengths, block)
     planned = planner.plan(
-        recipe(blocks, block, params.method, machine.device_count),
+        recipe(blocks, block, params.method, model.config.get_text_config().hidden_size, machine.device_count),
         step,
         machine,
         gradient_checkpointing=params.gradient_checkpointing or None,

@@ -249,7 +249,7 @@ after = evaluation.examine(trainer, template, records, rows["test"])
 found = evaluation.scores(rivals | {evaluation.TRAINED: [after["answers"]]}, asked)
 tables.show(evaluation.written_table(before, after))
 tables.show(evaluation.table(found), "Right answers, with 95 % intervals")
-print(*evaluation.verdict(found), sep="\n")
+print(*evaluation.hardly_learned(found, after, trainer), *evaluation.verdict(found), sep="\n")
 figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
 for name, system in found["systems"].items():
     value, low, high = system["value"], system["low"], system["high"]

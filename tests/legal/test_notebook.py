@@ -50,6 +50,8 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     asked = TINY | {"data_source": str(alone / "records.jsonl")}
     executed, results = run_notebook("legal_cot_sft", alone, asked)
     assert_whole_run(executed, results, "cpu")
+    assert "The model has hardly learned its records" in text_of(executed)
+    assert "Raise learning_rate (it was 0.005) or max_steps (it was 6)" in text_of(executed)
     executed, again = run_notebook("legal_cot_sft", alone, asked)
     assert re.search("^the run is finished: checkpoint-6 is its last step", text_of(executed), re.MULTILINE)
     assert again["eval"]["after"] == results["eval"]["after"]
