@@ -34,13 +34,12 @@ import torch
 from helpers.legal import evaluation
 from helpers.legal.data import Records, load_records
 from helpers.legal.model import load_model
-from helpers.legal.packing import count_blocks
-from helpers.legal.parameters import LegalParameters
+from helpers.legal.packing import BLOCK, count_blocks
+from helpers.legal.parameters import LegalParameters, recipe
 from helpers.legal.training import ChatTemplate, LegalTrainer, encode, sft_config
 from helpers.legal.workload import workload
 from helpers.machine import runtime
 from helpers.plan import settings as planner
-from helpers.plan.settings import Recipe
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/results/legal_cpu.json"
 FILES = ("diversity_2.jsonl", "diversity_4.jsonl")
@@ -51,13 +50,8 @@ SYSTEM = (
     "controversy. Does it have jurisdiction?"
 )
 THRESHOLD = 75_000  # dollars, 28 U.S.C. § 1332(a)
-BLOCK = 512  # tokens: about four records with their chains
-RATE = 1e-3
-PASSES = {  # training records: passes over them; a record with its chain has twice the tokens of one with a label alone
-    240: {"chains": 2, "labels": 4},
-    96: {"chains": 4, "labels": 8},
-}
-ALL = max(PASSES)
+COUNTS = (240, 96)  # training records
+ALL = max(COUNTS)
 FORMS = ("chains", "labels")
 DROPOUT = 0.05  # of the adapters' inputs, beside none; development loss alone
 EXAMPLES = 4  # solved ones before a question of the base model
@@ -206,33 +200,9 @@ class Study:
         return {"answers": {BASE_ROWS[form, examples]: answers}}
 
     def probe(self) -> dict:
-        """Logistic regression on what the frozen model makes of a question; layer and strength are the best on development data."""
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-
         model, template = self.start("lora")  # whose adapters add nothing yet
-        states, gold = {}, {}
-        for name, records in self.records["labels"].splits.items():
-            gold[name] = [record.answer for record in records]
-            rows = []
-            for record in records:
-                ids = torch.tensor([template.encode(template.prompt(record))])
-                with torch.no_grad(), self.autocast():
-                    hidden = model.base_model(ids, output_hidden_states=True).hidden_states
-                rows.append([torch.cat([state[0].mean(0), state[0, -1]]).float().numpy() for state in hidden[9::6]])
-            states[name] = np.array(rows)
-        best = None
-        for layer in range(states["train"].shape[1]):
-            for strength in (1e-4, 1e-3, 1e-2, 1e-1):
-                fitted = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=500))
-                fitted.fit(states["train"][:, layer], gold["train"])
-                right = fitted.score(states["validation"][:, layer], gold["validation"])
-                if best is None or right > best[0]:
-                    best = right, layer, strength, fitted
-        right, layer, strength, fitted = best
-        answers = {PROBE: fitted.predict(states["test"][:, layer]).tolist()}
-        return {"answers": answers, "layer": 9 + 6 * layer, "strength": strength, "validation right": right}
+        with self.autocast():
+            return probe(model, template, self.records["labels"].splits)
 
     # -- training --
 
@@ -242,14 +212,7 @@ class Study:
         model, template = self.start("lora", seed, dropout)
         rows, _, _ = encode(records, template)
         blocks = count_blocks([*map(len, rows["train"]["input_ids"])], BLOCK)
-        settings = Recipe(
-            batch_size=1,
-            learning_rate=RATE,
-            max_steps=PASSES[count][form] * blocks,
-            sequence_length=BLOCK,
-            warmup_fraction=0.1,
-            micro_batch_size=1,
-        )
+        settings = recipe(blocks, BLOCK, "lora", model.config.hidden_size)
         planned = planner.plan(settings, workload(model, "SmolLM2-135M", BLOCK, "lora"), self.machine)
         place = self.folder / "runs" / f"{form}_{count}_{seed}_{dropout}"
         config = sft_config(
@@ -257,10 +220,7 @@ class Study:
             self.machine,
             place,
             length=BLOCK,
-            seed=seed,
-            eval_steps=blocks,
-            save_steps=blocks,
-            logging_steps=10,
+            **LegalParameters.defaults().model_copy(update={"seed": seed}).logged(),
         )
         trainer = LegalTrainer(
             model,
@@ -275,6 +235,7 @@ class Study:
         made = {
             "rows": len(rows["train"]),
             "steps": planned.max_steps,
+            "rate": planned.learning_rate,
             "dev_losses": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
             "trained_weights": model.num_parameters(only_trainable=True),
         }
@@ -299,7 +260,7 @@ class Study:
     # -- in order --
 
     def run(self) -> None:
-        for count in PASSES:
+        for count in COUNTS:
             self.piece(f"words, {count} records", lambda count=count: self.words(count))
             for seed in SEEDS:
                 for form in FORMS:
@@ -318,8 +279,8 @@ class Study:
         pieces = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
         return {
             "sizes": SIZES,
-            "recipe": {"rate": RATE, "rank": LegalParameters.defaults().lora_rank, "block": BLOCK},
-            "studies": {count: self.study(pieces, count) for count in PASSES},
+            "recipe": {"rank": LegalParameters.defaults().lora_rank, "block": BLOCK},
+            "studies": {count: self.study(pieces, count) for count in COUNTS},
             "dev_losses": {name: piece["dev_losses"] for name, piece in pieces.items() if "dev_losses" in piece},
             "processor_seconds": {name: piece["processor_seconds"] for name, piece in pieces.items()},
         }
@@ -337,11 +298,40 @@ class Study:
         systems |= {evaluation.TRAINED: [piece["test"] for piece in trained["chains"]]}
         systems = {name: seeds for name, seeds in systems.items() if seeds}
         return {
-            "passes": PASSES[count],
+            "steps": {form: [piece["steps"] for piece in runs] for form, runs in trained.items()},
             "scores": evaluation.scores(systems, self.records["chains"].splits["test"]),
             "right": {form: [piece["test right"] for piece in runs] for form, runs in trained.items()},
             "every step right": [piece["test every step right"] for piece in trained["chains"]],
         }
+
+
+def probe(model, template, splits) -> dict:
+    """Logistic regression on what the frozen model makes of a question; layer and strength are the best on development data."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    states, gold = {}, {}
+    for name, records in splits.items():
+        gold[name] = [record.answer for record in records]
+        rows = []
+        for record in records:
+            ids = torch.tensor([template.encode(template.prompt(record))])
+            with torch.no_grad():
+                hidden = model.base_model(ids, output_hidden_states=True).hidden_states
+            rows.append([torch.cat([state[0].mean(0), state[0, -1]]).float().numpy() for state in hidden[9::6]])
+        states[name] = np.array(rows)
+    best = None
+    for layer in range(states["train"].shape[1]):
+        for strength in (1e-4, 1e-3, 1e-2, 1e-1):
+            fitted = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=500))
+            fitted.fit(states["train"][:, layer], gold["train"])
+            right = fitted.score(states["validation"][:, layer], gold["validation"])
+            if best is None or right > best[0]:
+                best = right, layer, strength, fitted
+    right, layer, strength, fitted = best
+    answers = {PROBE: fitted.predict(states["test"][:, layer]).tolist()}
+    return {"answers": answers, "layer": 9 + 6 * layer, "strength": strength, "validation right": right}
 
 
 def right(answers, records) -> float:

@@ -16,7 +16,10 @@ EPOCHS, MOST_EPOCHS = 3, 8  # passes over the records; the latter where they are
 STEPS = 150  # of the optimizer, where so many passes give them: benchmarks/legal.py trained with 140 to 196
 BATCH = 16  # blocks of a step at most
 MEASURED_WIDTH = 576  # of SmolLM2-135M, which was trained with HIGHEST_RATE
-HIGHEST_RATE, LOWEST_RATE = 1e-3, 2e-4  # of adapters; the latter is QLoRA's for 7 and 13 billion weights (arXiv 2305.14314)
+HIGHEST_RATE, LOWEST_RATE = (
+    1e-3,
+    2e-4,
+)  # of adapters; the latter is QLoRA's for 7 and 13 billion weights (arXiv 2305.14314)
 FULL_FACTOR = 0.1  # of all weights (Schulman 2025, "LoRA Without Regret")
 LOGGING_STEPS = 5
 TRAINING = "Training"

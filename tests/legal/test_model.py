@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helpers.legal.model import load_model, sample_model, sample_tokenizer
-from helpers.legal.parameters import LegalParameters
+from helpers.legal.parameters import LegalParameters, recipe
 from tests.harness import printed
 from tests.workloads import cpu_by_hand
 
@@ -67,7 +67,7 @@ class Hub(BaseHTTPRequestHandler):
 LOAD = """
 import sys
 from helpers.legal.model import load_model
-from helpers.legal.parameters import LegalParameters
+from helpers.legal.parameters import LegalParameters, recipe
 from helpers.machine.runtime import detect
 
 try:
@@ -108,3 +108,19 @@ def test_a_hub_that_cannot_be_reached_is_named_with_what_works_offline(tmp_path)
     said = load_from("http://127.0.0.1:9", tmp_path, offline=True)
     assert said.startswith("ConnectionError base_model='owner/model': the Hugging Face hub cannot be reached"), said
     assert 'base_model="sample", too; or give local paths' in said
+
+
+def test_few_records_have_enough_steps_and_many_have_three_passes():
+    few, several, many = (recipe(blocks, 512, "lora", 576) for blocks in (10, 50, 3200))
+    assert (few.batch_size, few.max_steps) == (1, 80)
+    assert (several.batch_size, several.max_steps) == (1, 150)
+    assert (many.batch_size, many.max_steps) == (16, 600)
+    shared = recipe(50, 512, "lora", 576, devices=8)
+    assert (shared.batch_size, shared.max_steps) == (8, 50)
+
+
+def test_a_small_model_is_trained_at_a_higher_rate_than_a_wide_one():
+    rates = {width: recipe(50, 512, "lora", width).learning_rate for width in (64, 576, 896, 4096)}
+    assert (rates[64], rates[576], rates[4096]) == (1e-3, 1e-3, 2e-4)
+    assert 2e-4 < rates[896] < 1e-3
+    assert recipe(50, 512, "full", 4096).learning_rate == pytest.approx(2e-5)
