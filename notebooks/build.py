@@ -16,8 +16,8 @@ that ends in `# gpu only` or `# tpu only` (the marker is stripped). Three cells 
   can edit it. The file is left out of the payload (helpers/notebook/method.py).
 
 In a text cell `{planned}` stands for what the planner says of the notebook's default run (docs/results/grid.json),
-`{own data}` for how a file of one's own gets into the runtime, and a paragraph `{picture: what it shows}` for the picture of
-the executed copy (docs/gallery), with a caption; without one there the paragraph is left out.
+`{own data}` for how a file of one's own gets into the runtime, a paragraph `{picture: what it shows}` for the picture of the executed
+copy (docs/gallery), with a caption, and `{figure NAME: what it shows}` for one of docs/figures; without a file it is left out.
 """
 
 import argparse
@@ -59,8 +59,9 @@ COLAB_RUNTIME = {"gpu": ("GPU", "T4"), "tpu": ("TPU", "V5E1")}
 DEVICES = {"gpu": ("T4", "A100 40GB"), "tpu": ("v5e-1", "v5e-8")}
 GRID = ROOT / "docs/results/grid.json"
 GALLERY = ROOT / "docs/gallery"
+FIGURES = ROOT / "docs/figures"
 PLAN = "{planned}"  # in a markdown cell
-PICTURE = re.compile(r"\{picture: (.+)\}\n\n")
+PICTURE = re.compile(r"\{(?:picture|figure (\w+)): (.+)\}\n\n")
 OWN_DATA = "{own data}"
 WHERE_OWN_DATA_ARE = (
     '**Your own data**: `data_source="upload"` asks for a file in Colab; a mounted Drive is `/content/drive/MyDrive`, an input '
@@ -138,7 +139,7 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
             text = _twin_lines(text, twin, where=f"{source}: cell {position}")
         else:
             text = text.replace(OWN_DATA, WHERE_OWN_DATA_ARE)
-            text = PICTURE.sub(lambda found: picture(source.stem, found[1]), text)
+            text = PICTURE.sub(lambda found: picture(source.stem, found[1], found[2]), text)
             text = text.replace(PLAN, planned(source.stem, twin)) if PLAN in text else text
         new_cell = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
         cells.append(new_cell(text, id=f"{position:02d}", metadata=metadata))
@@ -186,14 +187,15 @@ def bundled(declaration: str, sources: Path, twin: str) -> dict[str, bytes]:
     return files
 
 
-def picture(notebook: str, shows: str) -> str:
-    """The gallery's picture inside the text, so that it needs no network, and its caption; "" where there is none."""
-    file = GALLERY / f"{notebook}.png"
+def picture(notebook: str, figure: str | None, shows: str) -> str:
+    """A figure of the pages or the gallery's picture inside the text, so that it needs no network, with its caption; "" where there is none."""
+    file = FIGURES / f"{figure}.png" if figure else GALLERY / f"{notebook}.png"
     if not file.is_file():
         return ""
     data = base64.b64encode(file.read_bytes()).decode()
     image = f'<img alt="{html.escape(shows)}" src="data:image/png;base64,{data}">'
-    return f"{image}\n\n*{shows}: from an executed copy on a CPU, no promise.*\n\n"
+    origin = "measured on a CPU" if figure else "from an executed copy on a CPU, no promise"
+    return f"{image}\n\n*{shows}: {origin}.*\n\n"
 
 
 def planned(notebook: str, twin: str) -> str:

@@ -94,5 +94,5 @@ def draw() -> None:
 
 def parameters() -> str:
     """What is declared of the model."""
-    names = ("num_texts", "prompt", "compare_memories")
+    names = ("num_texts", "prompt")
     return declarations.table(ReservoirParameters, groups=(MODEL,), names=names)

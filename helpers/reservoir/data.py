@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from helpers.data import hub, rows
 from helpers.data.data_source import DataSource, Place, locate, read_splits
-from helpers.data.listing import Listing, list_files
+from helpers.data.listing import list_files
 from helpers.data.rows import SetAside
 from helpers.data.text import read_text
 
@@ -28,7 +28,7 @@ REVISIONS = {"roneneldan/TinyStories": "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64
 END_OF_TEXT = "<|endoftext|>"
 COLUMNS = ("text", "story")
 TEXT_SUFFIXES = (".txt", ".md")
-SEPARATORS = {f"`{END_OF_TEXT}`": re.escape(END_OF_TEXT), "blank lines": r"\n\s*\n", "line ends": r"\n"}
+SEPARATORS = (re.escape(END_OF_TEXT), r"\n\s*\n", r"\n")  # the first that there is
 LEAST_HELD_OUT, MOST_HELD_OUT, HELD_OUT_SHARE = 5, 1000, 0.05  # texts of dev, and as many of test
 WANTED = 20  # texts of test, from which on there is an interval, where they are a tenth of all
 LONGEST_TEXT = 20_000  # characters; a longer text is split, into pieces of at least 4,000
@@ -48,11 +48,11 @@ class Texts(DataSource):
     train: list[str]
     dev: list[str]
     test: list[str]
-    notes: str  # what separated the texts; how many were repeated or split
+    repeated: int  # texts that were left out
 
 
 def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
-    """Texts from `data_source`, without repeats, drawn with `seed`.
+    """Texts from `data_source`, without repeats, drawn with `seed`; a text of more than 20,000 characters is split.
 
     data_source: "sample"; a text (.txt, .md), a file of rows with a column `text` or `story`, or a folder of such files; a hub id.
     num_texts: how many in all; 0 takes every text, but 10,000 of a hub id.
@@ -61,33 +61,23 @@ def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
     cannot be reached.
     """
     place = locate(data_source)
-    set_aside = SetAside(place.source)
     revision = None if place.path else REVISIONS.get(place.value)
-    texts, notes = _read_texts(place, set_aside, revision, num_texts, seed)
-    texts = [text.strip() for text in texts]
-    pieces: list[str] = []
-    for text in texts:
-        pieces += filter(None, _split_long(text))
-    if set_aside.read:
-        set_aside.check()
-        if set_aside.rows:
-            print(set_aside)
+    pieces = []
+    for text in _read_texts(place, revision, num_texts, seed):
+        parts = [text]
+        if len(text) > LONGEST_TEXT:
+            parts = PIECES.findall(text)
+        pieces += [part.strip() for part in parts if part.strip()]
     distinct = list({" ".join(piece.split()): piece for piece in pieces}.values())
     repeated = len(pieces) - len(distinct)
-    split = sum(len(text) > LONGEST_TEXT for text in texts)
-    if repeated:
-        notes += f"; repeated texts left out: {repeated:,}"
-    if split:
-        notes += f"; long texts split: {split:,}"
     random.Random(seed).shuffle(distinct)
     if num_texts:
         del distinct[num_texts:]
     count = len(distinct)
     if count < MIN_TEXTS:
         raise ValueError(
-            f"{place.source}: {count} different texts ({notes}); at least {MIN_TEXTS} are needed, so add {MIN_TEXTS - count}: "
-            f"{LEAST_HELD_OUT} for dev, {LEAST_HELD_OUT} for the test, the others for training. Texts are separated by "
-            f"{', '.join(SEPARATORS)}"
+            f"{place.source}: {count} different texts; at least {MIN_TEXTS} are needed, so add {MIN_TEXTS - count}. Texts are separated "
+            f"by {END_OF_TEXT}, or in a file without it by blank lines, or in a file without those by line ends"
         )
     share = max(int(HELD_OUT_SHARE * count), min(WANTED, count // 10))
     held_out = min(max(LEAST_HELD_OUT, share), MOST_HELD_OUT)
@@ -96,7 +86,7 @@ def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
         train=distinct[2 * held_out :],
         dev=distinct[:held_out],
         test=distinct[held_out : 2 * held_out],
-        notes=notes,
+        repeated=repeated,
         name=place.name,
         sha256=digest.hexdigest(),
         revision=revision,
@@ -104,20 +94,20 @@ def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
     )
 
 
-def _read_texts(place: Place, set_aside: SetAside, revision, num_texts: int, seed: int) -> tuple[list[str], str]:
-    """The texts as they are in the source, and what separates them."""
-    path = place.path
+def _read_texts(place: Place, revision: str | None, num_texts: int, seed: int) -> Iterable[str]:
+    """The texts as they are in the source."""
+    path, set_aside = place.path, SetAside(place.source)
     if place.is_sample:
-        return sample_stories(), "the stories of the sample"
+        return sample_stories()
     if path and path.is_file() and path.suffix.lower() in TEXT_SUFFIXES:
         try:
             return separate(read_text(path))
         except ValueError as error:
             raise ValueError(f"{place.source} {error}") from error
     if path and path.is_dir():
-        listing = list_files(path, (*TEXT_SUFFIXES, *rows.SUFFIXES), source=place.source)
-        if any(file.suffix.lower() in TEXT_SUFFIXES for file in listing.files):
-            return _read_folder(listing)
+        texts = _read_folder(path, place.source)
+        if texts:
+            return texts
     if path:
         read = read_splits(place, rows.SUFFIXES, set_aside)["train"]
     else:  # which may be far larger
@@ -125,67 +115,42 @@ def _read_texts(place: Place, set_aside: SetAside, revision, num_texts: int, see
         drawn = hub_rows.select(range(min(num_texts or HUB_TEXTS, len(hub_rows))))
         read = rows.number_rows(place.source, drawn, set_aside)
     remedy = "name the column of the texts so"
-    texts = set_aside.convert(read, lambda row: row.text(row.column(COLUMNS, remedy)))
-    return list(texts), "the rows of the data"
+    texts = list(set_aside.convert(read, lambda row: row.text(row.column(COLUMNS, remedy))))
+    set_aside.check()
+    if set_aside.rows:
+        print(set_aside)
+    return texts
 
 
-def _read_folder(listing: Listing) -> tuple[list[str], str]:
-    """A text a file; of fewer than 20 files the texts in each."""
+def _read_folder(folder: Path, source: str) -> list[str]:
+    """A text from each text file, or the texts in each of fewer than 20 files; none from a folder of tables."""
+    listing = list_files(folder, (*TEXT_SUFFIXES, *rows.SUFFIXES), source=source)
     contents = []
     for file in list(listing.files):
-        if file.suffix.lower() not in TEXT_SUFFIXES:
-            listing.skip(file, f"in this folder only {' and '.join(TEXT_SUFFIXES)} are read")
-            continue
         try:
-            content = read_text(file)
+            if file.suffix.lower() in TEXT_SUFFIXES:
+                contents.append(read_text(file))
+            else:
+                listing.skip(file, "it is a table, and the folder has texts")
         except (ValueError, OSError) as error:
             listing.skip(file, str(error))
-            continue
-        if content.strip():
-            contents.append(content)
-        else:
-            listing.skip(file, "is empty")
-    print(listing)
+    if contents:
+        print(listing)
     if len(contents) >= MIN_TEXTS:
-        return contents, "a text a file"
+        return contents
     texts: list[str] = []
-    notes: dict[str, None] = {}  # in the order of the files
     for content in contents:
-        parts, separator = separate(content)
-        texts += parts
-        notes[separator] = None
-    return texts, "; ".join(notes)
+        texts += separate(content)
+    return texts
 
 
-def separate(text: str) -> tuple[list[str], str]:
-    """The texts of a file, and what separates them: the first of marker, blank lines and line ends that does so throughout.
-
-    A separator does if it makes at least as many texts as a text has parts by the next separator. A marker that does not is left
-    out of the text.
-    """
-    names = list(SEPARATORS)
-    for name, finer in itertools.pairwise(names):
-        texts = _split(text, SEPARATORS[name])
-        parts = sum(len(_split(part, SEPARATORS[finer])) for part in texts)
-        if len(texts) > 1 and len(texts) ** 2 >= parts:
-            break
-        if name == names[0]:
-            text = text.replace(END_OF_TEXT, "\n\n")
-    else:
-        name = names[-1]
-        texts = _split(text, SEPARATORS[name])
-    return texts, f"separated by {name}"
-
-
-def _split(text: str, pattern: str) -> list[str]:
-    return [part for part in re.split(pattern, text) if part.strip()]
-
-
-def _split_long(text: str) -> list[str]:
-    """The text, or pieces of it of at most 20,000 characters, split between paragraphs, lines, sentences or words."""
-    if len(text) <= LONGEST_TEXT:
-        return [text]
-    return [piece.strip() for piece in PIECES.findall(text)]
+def separate(text: str) -> list[str]:
+    """The texts of a file: between the markers if there are any, else between blank lines, else line by line."""
+    texts = [text]
+    for separator in SEPARATORS:
+        if len(texts) == 1:
+            texts = [part for part in re.split(separator, text) if part.strip()]
+    return texts
 
 
 # ---- tokens

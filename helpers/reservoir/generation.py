@@ -39,33 +39,24 @@ class CountingLanguageModel(PreTrainedModel, GenerationMixin):
         counted_BTV = torch.from_numpy(counted).to(device).view(*shape, -1)
         return counted_BTV, torch.from_numpy(totals).to(device).view(*shape, -1)
 
-    def learn(self, input_ids) -> None:
+    def learn(self, texts) -> None:
         """Learns texts by adding them to the counts: less than a second, and no weight changes.
 
         Args:
-            input_ids: token ids, [T] or a row a text [B, T], as a list, array, tensor, or what a tokenizer returns. Padding
-                and tokens that end texts stand between texts and are not learned themselves, but for one after each text.
+            texts: the token ids of each text, as `tokenizer(texts)["input_ids"]` has them, without the token that ends texts.
 
         Raises:
-            ValueError: the model has no counts; no integers; no tokens, more than 100,000, or ids outside the vocabulary.
+            ValueError: the model has no counts; no token ids, more than 100,000, or ids outside the vocabulary.
         """
         if self.counts is None:
             raise ValueError("learn: this model has no counts; set model.counts = Counts.fit(tokens, vocab_size, end)")
-        mask = None
-        if hasattr(input_ids, "keys"):
-            input_ids, mask = input_ids["input_ids"], input_ids.get("attention_mask")
-        rows = _rows(input_ids)
-        if mask is not None:
-            masks = _rows(mask)
-            rows = [row[mask != 0] for row, mask in zip(rows, masks, strict=True)]
-        end = self.counts.end
-        stream = [np.zeros(0, dtype=np.int64)]
-        for row in rows:
-            row = np.where(row == self.config.pad_token_id, end, row)
-            for text in np.split(row, np.flatnonzero(row == end)):
-                if (text != end).any():
-                    stream.append(np.append(text[text != end], end))
-        self.counts.learn(np.concatenate(stream).astype(np.int64))
+        streams = []
+        for text in texts:
+            ids = np.asarray(text)
+            if ids.ndim != 1 or ids.dtype.kind != "i":
+                raise ValueError(f"learn: {text!r:.50} is no list of token ids; give tokenizer(texts)['input_ids']")
+            streams += [ids, [self.counts.end]]
+        self.counts.learn(np.concatenate([[], *streams]).astype(np.int64))
 
     def save_pretrained(self, save_directory, **kwargs):
         """As in transformers; the folder also holds the counts and the code, for `trust_remote_code=True`."""
@@ -114,20 +105,3 @@ class CountingLanguageModel(PreTrainedModel, GenerationMixin):
 
     def _prepare_cache_for_generation(self, *args, **kwargs):
         pass
-
-
-def _rows(ids) -> list[np.ndarray]:
-    """Token ids as rows of integers. Raises ValueError for anything else."""
-    if isinstance(ids, str) or not hasattr(ids, "__len__"):
-        raise ValueError(f"learn: {type(ids).__name__} in the place of token ids; give tokenizer(text)['input_ids']")
-    if hasattr(ids, "cpu"):
-        ids = ids.cpu().numpy()
-    if not len(ids) or not hasattr(ids[0], "__len__"):
-        ids = [ids]
-    rows = [np.asarray(row) for row in ids]
-    for row in rows:
-        if row.ndim != 1 or (len(row) and row.dtype.kind not in "iu"):
-            raise ValueError(
-                f"learn: {row.dtype} values of shape {row.shape} in the place of token ids; give tokenizer(text)['input_ids']"
-            )
-    return rows

@@ -31,42 +31,38 @@ class ReservoirConfig(PretrainedConfig):
 
     model_type = "reservoir_lm"
     vocab_size: int = 2048
-    memory: str = "reservoir"  # or "gru", a recurrent network that is trained through time
     units: int = 1024  # N, the size of the frozen network
     unit_blocks: int = 8  # G: W is block-diagonal, which makes a step G times cheaper
     leaks: tuple = (0.6, 0.3, 0.1, 0.03)  # of the blocks, by turns: some forget soon, some late
     spectral_radius: float = 0.9  # largest |eigenvalue| of each block of W: below 1 old input fades away
     bias_scaling: float = 0.1
     reservoir_seed: int = 0
-    embedding_size: int = 0  # D; 0 takes 192, and 256 beside a GRU, which makes about as many trained weights
+    embedding_size: int = 192  # D
     readout_size: int = 512  # hidden units of the gated block
     window: int = 128  # W
     context_lengths: int = 4  # F
     cache_weight: float = 0.05  # share of the present text's own tokens within P_counts
     dropout: float = 0.0
-    training_rows: int = 8  # rows of text that a GRU reads side by side in training
     eos_token_id: int | None = None  # ends a text: nothing is carried on from there
     tie_word_embeddings: bool = True
 
     def __init__(self, **values):  # transformers 4, which loads saved models too, makes no constructor of the fields
         defaults = {name: getattr(ReservoirConfig, name) for name in ReservoirConfig.__annotations__}
         super().__init__(**defaults | values)
-        if not self.embedding_size:
-            self.embedding_size = 192 if self.memory == "reservoir" else 256
         if self.units % self.unit_blocks:
             raise ValueError(f"units={self.units}: must be a multiple of unit_blocks={self.unit_blocks}; change one")
 
 
 @dataclass
 class ReservoirOutput(ModelOutput):
-    """`state` is what the next call goes on from: the memory [B, N or D], and the last tokens of the text [B, W], -1 for none."""
+    """`state` is what the next call goes on from: the memory [B, N], and the last tokens of the text [B, W], -1 for none."""
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
     state: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
-# ---- the memory: frozen, or trained
+# ---- the memory, which is frozen
 
 
 class Reservoir(nn.Module):
@@ -98,7 +94,7 @@ class Reservoir(nn.Module):
         self.weight.copy_(weight_GMM * scale_G[:, None, None])
 
     @torch.no_grad()
-    def forward(self, ids_BT, embedded_BTD, state_BN, seen_BT, kept_BT):
+    def forward(self, ids_BT, state_BN, seen_BT, kept_BT):
         """States after every token [B, T, N]."""
         blocks = self.weight.shape[:2]
         with torch.autocast(ids_BT.device.type, enabled=False):
@@ -111,20 +107,6 @@ class Reservoir(nn.Module):
     def step(self, drive_GBM, state_GBM):
         update_GBM = torch.tanh(torch.baddbmm(drive_GBM, state_GBM, self.weight.mT))
         return torch.lerp(state_GBM, update_GBM, self.leak)
-
-
-class GRU(nn.Module):
-    """A gated recurrent unit (Cho et al. 2014), trained through the time of a block."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.width = config.embedding_size
-        self.cell = nn.GRUCell(self.width, self.width)
-        self.register_buffer("carried", torch.zeros(config.training_rows, self.width))  # to the next block of training
-
-    def forward(self, ids_BT, embedded_BTD, state_BD, seen_BT, kept_BT):
-        """States after every token [B, T, D]."""
-        return go_through(self.cell, embedded_BTD.transpose(0, 1), state_BD, seen_BT, kept_BT).transpose(0, 1)
 
 
 def go_through(step, drive, state, seen_BT, kept_BT):
@@ -203,12 +185,9 @@ class ReservoirForCausalLM(CountingLanguageModel):
         super().__init__(config)
         V, D = config.vocab_size, config.embedding_size
         self.embedding = nn.Embedding(V, D)
-        if config.memory == "gru":
-            self.memory = GRU(config)
-        else:
-            self.memory = Reservoir(config)
-            self.projection = nn.Linear(config.units, D, bias=False)
-            self.block = GatedBlock(D, config.readout_size, config.dropout)
+        self.memory = Reservoir(config)
+        self.projection = nn.Linear(config.units, D, bias=False)
+        self.block = GatedBlock(D, config.readout_size, config.dropout)
         self.norm = nn.RMSNorm(D, eps=1e-6)
         self.out = nn.Linear(D, D, bias=False)
         self.head = nn.Linear(D, V)
@@ -229,8 +208,7 @@ class ReservoirForCausalLM(CountingLanguageModel):
         """A new model. Memory and readout are drawn from seeds; the trained embedding begins at the tokens' codes [V, C]."""
         torch.manual_seed(seed)
         model = cls(config)
-        if config.memory == "reservoir":
-            model.memory.draw(codes_VC)
+        model.memory.draw(codes_VC)
         C, D = codes_VC.shape[1], config.embedding_size
         rotation_CD = nn.init.orthogonal_(torch.empty(C, D))
         rotation_CD *= (max(C, D) / C) ** 0.5
@@ -262,14 +240,12 @@ class ReservoirForCausalLM(CountingLanguageModel):
         if attention_mask is not None:
             seen_BT = attention_mask[:, -T:] != 0
         ends_BT = seen_BT & (ids_BT == self.config.eos_token_id)
-        states_BTN = self.memory(ids_BT, self.embedded(ids_BT), memory_BN, seen_BT, ~ends_BT)
+        states_BTN = self.memory(ids_BT, memory_BN, seen_BT, ~ends_BT)
         windows_BTW, line_BW = windows_of(ids_BT, line_BW, seen_BT, ends_BT)
         return states_BTN, windows_BTW, (states_BTN[:, -1], line_BW)
 
     def readout(self, ids, states_N):
         """The trained vector after each token [..., D]."""
-        if self.config.memory == "gru":
-            return self.out(self.norm(states_N))
         states_N = F.layer_norm(states_N, (self.config.units,))
         x_D = self.embedded(ids) + self.projection(states_N)
         return self.out(self.norm(self.block(x_D)))
@@ -295,7 +271,7 @@ class ReservoirForCausalLM(CountingLanguageModel):
         """Logits of the next token, and with `labels` (-100 is ignored) the mean loss in nats a token.
 
         Texts [B, T] are read here, and labels are the ids themselves. A batch of training (training.py) has been read and
-        counted: `windows`, `counted`, `totals`, `weights`, of a frozen memory `states`; labels are the next tokens.
+        counted: `windows`, `states`, `counted`, `totals`, `weights`; labels are the next tokens.
         """
         windows, states = drawn.get("windows"), drawn.get("states")
         if windows is None:
@@ -305,13 +281,6 @@ class ReservoirForCausalLM(CountingLanguageModel):
                 labels = F.pad(labels[:, 1:], (0, 1), value=-100)
         else:
             counted, totals = drawn["counted"], drawn["totals"]
-        if states is None:  # a trained memory goes on in training from where the block before ended
-            carried = self.memory.carried
-            if not self.training:
-                carried = torch.zeros_like(carried[:1]).expand(len(input_ids), -1)
-            states, _, (after, _) = self.read(input_ids, (carried, windows[:, 0]))
-            if self.training:
-                self.memory.carried = after.detach()
         logits = self.predict(input_ids, states, windows, counted, totals)
         loss = None
         if labels is not None:

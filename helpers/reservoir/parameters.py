@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import model_validator
 
@@ -37,11 +37,6 @@ class ReservoirParameters(Parameters):
         "", "First words of the text that the model continues; empty takes those of a dev text.", identity=False
     )
 
-    memory: Literal["reservoir", "gru"] = parameter(
-        "reservoir",
-        "Memory of the model: 'reservoir' is a random network that is never trained, 'gru' a recurrent network that is.",
-        group=MODEL,
-    )
     vocab_size: int = parameter(
         0,
         "Size of the tokeniser's vocabulary; 0 chooses it from the size of the text.",
@@ -55,13 +50,6 @@ class ReservoirParameters(Parameters):
         group=MODEL,
         low=UNITS_OF_A_BLOCK,
         high=1_000_000,
-    )
-    compare_memories: bool = parameter(
-        True,
-        "Also train the same model with the other memory, for comparison, after the text has been continued.",
-        group=MACHINE,
-        identity=False,
-        tpu=False,
     )
     eval_steps: int = parameter(
         500,

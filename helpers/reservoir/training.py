@@ -1,4 +1,4 @@
-"""What a step learns from: single tokens, drawn from everywhere, or rows of text for a memory that is trained through time.
+"""What a step learns from: single tokens, drawn from everywhere.
 
 A frozen memory is the same in every epoch. So a stretch of text is read once, in many rows at the same time, and the tokens of a
 step are drawn from it one by one: neighbours say much the same, and no token needs its neighbours for a gradient. The host
@@ -143,42 +143,15 @@ class DrawnTokens(Stream):
             index = index.clip(max=len(self.inputs_S) - 1)
             ids_RT = torch.from_numpy(self.inputs_S[index])
             kept_RT = ids_RT != self.counts.end
-            self._states_RTN = self.memory(ids_RT, None, self._after_RN, torch.ones_like(ids_RT), kept_RT)
+            self._states_RTN = self.memory(ids_RT, self._after_RN, torch.ones_like(ids_RT), kept_RT)
             self._after_RN = self._states_RTN[:, -1]
         return self._states_RTN
-
-
-class RowsOfText(Stream):
-    """Blocks of T tokens, a row after the other: what a memory that is trained through time learns from.
-
-    trained: a block goes on where the block of this row in the batch before ended. In an evaluation a block begins anew.
-    """
-
-    def __init__(self, tokens: np.ndarray, model, *, multiple_of: int, length: int, trained: bool):
-        super().__init__(tokens, model.counts, model.config.window, trained)
-        blocks = np.arange(0, len(tokens), length)
-        rows = -(-len(blocks) // multiple_of)
-        self.starts = np.resize(blocks, (multiple_of, rows)).T.ravel()
-        self.length = length
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def order(self, epoch: int) -> np.ndarray:
-        return np.arange(len(self))
-
-    def __getitems__(self, blocks: Sequence[int]) -> dict[str, torch.Tensor]:
-        places = self.starts[np.asarray(blocks), None] + np.arange(self.length)
-        batch = self.examples(places.clip(max=len(self.tokens_S) - 1))
-        behind = torch.from_numpy(places >= len(self.tokens_S))
-        batch["labels"][behind] = -100
-        return batch
 
 
 class EpochOrder(torch.utils.data.Sampler):
     """The places of a data set in the order of an epoch."""
 
-    def __init__(self, dataset: DrawnTokens | RowsOfText):
+    def __init__(self, dataset: DrawnTokens):
         self.dataset, self.epoch = dataset, 0
 
     def set_epoch(self, epoch: int) -> None:

@@ -19,7 +19,7 @@ from tests.harness import ROOT, START, printed
 
 from .test_notebooks import TINY
 
-SMALL = {**TINY, "max_steps": 4, "eval_steps": 2, "output_dir": "out", "compare_memories": False}
+SMALL = {**TINY, "max_steps": 4, "eval_steps": 2, "output_dir": "out"}
 SHOWN = "helpers/reservoir/model.py"
 LINE, EDITED = "torch.tanh(torch.baddbmm", "torch.sin(torch.baddbmm"
 LIST = re.compile(r"^- (.+)$", re.MULTILINE)

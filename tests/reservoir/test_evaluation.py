@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from helpers.reservoir import evaluation
-from helpers.reservoir.evaluation import Score, compare, describe, probabilities, verdict
+from helpers.reservoir.evaluation import Score, compressed_bits, probabilities, verdict
+from helpers.reservoir.sample import sample_stories
 
 from .slow_model import END, V, stream
 from .test_model import made
@@ -28,32 +29,24 @@ def test_a_uniform_guess_over_the_bytes_has_eight_bits_per_byte():
     assert score.bits_per_byte == pytest.approx(8) and score.bytes_S.tolist() == [2, 1]
 
 
-def test_a_difference_that_every_text_shows_is_told_and_one_that_changes_sign_is_not():
-    random = np.random.default_rng(0)
-    nats, bytes_S = random.uniform(50, 100, 80), np.full(80, 60)
-    better, noise = Score(0.9 * nats, bytes_S), Score(nats * random.uniform(0.8, 1.2, 80), bytes_S)
-    theirs = Score(nats, bytes_S)
-    share = compare(better, theirs)
-    assert (share.value, share.low, share.high) == pytest.approx((0.1, 0.1, 0.1))
-    assert "A compared with B: better" in describe("A", "B", better, theirs)
-    assert "A compared with B: worse" in describe("A", "B", theirs, better)
-    assert "with B: no significant difference" in describe("A", "B", noise, theirs)
-    assert ", 10.0% fewer (95 %: 10.0% fewer to 10.0% fewer, over 80 test texts)" in describe("A", "B", better, theirs)
-    assert ", 11.1% more (" in describe("A", "B", theirs, better)
+def scored(*factors: float, texts: int = 80) -> list[Score]:
+    """Scores of the same texts, with so many times the nats."""
+    nats = np.linspace(50, 100, texts)
+    return [Score(factor * nats, np.full(texts, 60)) for factor in factors]
 
 
-def test_the_verdict_says_where_counting_is_as_good():
-    nats, bytes_S = np.linspace(50, 100, 80), np.full(80, 60)
-    counting, worse, better = (Score(factor * nats, bytes_S) for factor in (1, 2, 0.9))
-    good = verdict({"counting": counting, "reservoir": better, "GRU": worse}, "reservoir")
-    assert [row.split(",")[0] for row in good] == [
-        "The reservoir compared with counting: better",
-        "The reservoir compared with the GRU: better",
-    ]
-    few = {
-        name: Score(score.nats_S[:10], score.bytes_S[:10]) for name, score in (("counting", counting), ("GRU", better))
-    }
-    assert verdict(few, "GRU")[0].endswith("10 test texts are too few for a verdict.")
-    assert len(verdict(few, "GRU")) == 1
-    same = verdict({"counting": counting, "reservoir": counting}, "reservoir")
-    assert len(same) == 2 and "Counting alone is as good on this text" in same[-1]
+def test_the_verdict_begins_with_yes_no_or_not_shown():
+    better, counting, worse = scored(0.9, 1, 2)
+    good = verdict(better, counting, 2.5)
+    assert good.startswith("Yes: ") and "10.0% fewer bits than counting (10.0% to 10.0% over 80 test texts)" in good
+    assert "xz 2.500" in good and "one training run" in good
+    assert verdict(worse, counting, 2.5).startswith("No: ") and "more steps may help" in verdict(worse, counting, 2.5)
+    same = verdict(counting, counting, 2.5)
+    assert same.startswith("Not shown: ") and "Counting alone may be as good" in same
+    few = verdict(*scored(0.9, 1, texts=10), 2.5)
+    assert few.startswith("Not shown: ") and "10 test texts are too few for an interval" in few
+
+
+def test_a_compressor_saves_bits_on_what_it_has_read():
+    text = " ".join(sample_stories()[:20])
+    assert compressed_bits([text], [text]) < 0.1 < 2 < compressed_bits(["another text"], [text]) < 8

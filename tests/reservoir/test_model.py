@@ -65,7 +65,7 @@ def test_loss_and_gradients_are_those_of_the_slow_loop():
     assert_close(ours, {name: weight.grad for name, weight in model.named_parameters()}, atol=2e-5, rtol=2e-4)
 
 
-def test_the_loss_counts_labels_alone_and_is_divided_by_the_number_that_is_given():
+def test_the_loss_counts_labels_alone_and_divides_by_the_given_number():
     model, ids = made(), texts()
     labels = ids.masked_fill(torch.arange(30) < 12, -100)
     each = F.cross_entropy(model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(3, 29)
@@ -79,9 +79,8 @@ def assert_same_state(state, expected):
     assert torch.equal(state[1], expected[1])
 
 
-@pytest.mark.parametrize("memory", ["reservoir", "gru"])
-def test_a_text_read_in_pieces_is_the_text_read_at_once(memory):
-    model, ids = made(memory=memory), texts()
+def test_a_text_read_in_pieces_is_the_text_read_at_once():
+    model, ids = made(), texts()
     whole, state, pieces = model(ids), None, []
     for piece in ids.split([1, 4, 13, 12], dim=1):
         found = model(piece, state=state)
@@ -91,9 +90,8 @@ def test_a_text_read_in_pieces_is_the_text_read_at_once(memory):
     assert_same_state(state, whole.state)
 
 
-@pytest.mark.parametrize("memory", ["reservoir", "gru"])
-def test_padding_on_either_side_changes_no_logit_and_no_state(memory):
-    model, ids = made(memory=memory), texts()
+def test_padding_on_either_side_changes_no_logit_and_no_state():
+    model, ids = made(), texts()
     whole, pad = model(ids), torch.full((3, 5), END)
     real, none = torch.ones_like(ids), torch.zeros_like(pad)
     left = model(torch.cat((pad, ids), 1), attention_mask=torch.cat((none, real), 1))
@@ -141,7 +139,7 @@ def test_under_bf16_autocast_states_stay_fp32():
     assert_close(states, model.read(ids)[0], atol=1e-5, rtol=1e-5)
 
 
-def test_under_bf16_autocast_recall_keeps_its_counts_and_the_loss_is_near_that_of_fp32():
+def test_under_bf16_autocast_the_loss_is_near_that_of_fp32():
     model, ids = made(), texts()
     exact = model(ids, labels=ids).loss
     with torch.autocast("cpu", dtype=torch.bfloat16):

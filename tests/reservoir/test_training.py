@@ -6,7 +6,7 @@ import torch
 
 from helpers.reservoir import training
 from helpers.reservoir.counts import Counts
-from helpers.reservoir.training import DrawnTokens, RowsOfText
+from helpers.reservoir.training import DrawnTokens
 
 from .slow_model import END, V, stream
 from .test_model import made
@@ -18,9 +18,9 @@ def tokens(monkeypatch) -> np.ndarray:
     return stream(3, 70)
 
 
-def counted(tokens, **options):
+def counted(tokens):
     """A model with the counts of these tokens."""
-    model = made(**options)
+    model = made()
     model.counts = Counts.fit(tokens, V, END)
     return model
 
@@ -34,7 +34,7 @@ def text_before(tokens, place: int) -> list[int]:
     return tokens[begin:place].tolist()
 
 
-def test_an_epoch_has_every_token_once_but_of_the_easy_ones_every_fourth(tokens):
+def test_an_epoch_has_every_token_once_and_every_fourth_easy_one(tokens):
     data = drawn(tokens)
     assert 0 < data.easy_S.sum() < len(tokens)
     for epoch in (0, 1):
@@ -78,24 +78,3 @@ def test_the_loss_of_all_tokens_in_order_is_that_of_the_texts(tokens):
     ids = torch.from_numpy(np.append(END, tokens))[None].long()
     expected = model(ids, labels=ids).loss.item()
     assert np.mean(nats) == pytest.approx(expected, rel=0.02)  # the first tokens come again at the end
-
-
-def test_rows_of_text_go_on_from_batch_to_batch_and_predict_every_token(tokens):
-    model = counted(tokens, memory="gru", training_rows=4)
-    data = RowsOfText(tokens, model, multiple_of=4, length=8, trained=True)
-    starts = data.starts.reshape(-1, 4)
-    assert (np.diff(starts, axis=0) == 8).mean() > 0.9 and {*range(0, len(tokens), 8)} == {*starts.ravel()}
-    model.train()
-    whole = None
-    for begin in (0, 4):
-        batch = data.__getitems__(data.order(0)[begin : begin + 4])
-        assert batch["labels"].tolist() == [
-            tokens[start : start + 8].tolist() for start in data.starts[begin : begin + 4]
-        ]
-        model(**batch).loss.backward()
-        ids = batch["input_ids"] if whole is None else torch.cat((whole, batch["input_ids"]), 1)
-        whole = ids
-    expected = model.memory(whole, model.embedded(whole), torch.zeros(4, 8), torch.ones_like(whole), whole != END)
-    torch.testing.assert_close(model.memory.carried, expected[:, -1].detach(), atol=1e-5, rtol=1e-4)
-    last = data.__getitems__([int(data.starts.argmax())])["labels"][0]
-    assert int((last != -100).sum()) == len(tokens) - data.starts.max()
