@@ -4,7 +4,7 @@
     python benchmarks/graph.py --work FOLDER --packages rules
 
 The packages are installed into FOLDER at one version each, and their own tests run there under Python's profiler, for at most
-15 seconds of processor time. Those of CHOICE served while the resolver was written; those of REPORT served for no choice.
+60 seconds of processor time. Those of CHOICE served while the resolver was written; those of REPORT served for no choice.
 
 **Calls.** The truth is what a call in the package then reached: a function of the package that has the name that the call names, or
 a constructor. A call that reached nothing of the package but a function of this name elsewhere counts for precision alone. Each call
@@ -49,7 +49,7 @@ from unittest import mock
 from urllib.parse import unquote, urlparse
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS = 15
+SECONDS = 60
 # name: version, tests below the package ("") or its source archive ("/"), whether the Python index calls it otherwise
 CHOICE = {  # what was written was tried on these
     "jinja2": "jinja2==3.1.6 /tests",
