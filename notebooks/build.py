@@ -42,10 +42,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 import badges  # noqa: E402
-import cell_order  # noqa: E402
 
 from helpers.notebook import method  # noqa: E402
-from helpers.notebook.order import METHOD  # noqa: E402
 from helpers.parameters import MAIN, extra, kind_of  # noqa: E402
 from helpers.show import tables  # noqa: E402  the checkout's, wherever this is started
 
@@ -150,9 +148,7 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
     files |= bundled(setup.source, source.parent, twin)
     setup.source = "\n".join(line for line in setup.source.splitlines() if not line.startswith(BUNDLED))
     shown = {file: files.pop(file) for cell in cells if "method" in _tags(cell) for file in [cell.metadata.pop("file")]}
-    room = next((file.rpartition("/")[0].replace("/", ".") for file in shown), "no method")
-    table = cell_order.table(cells, room)
-    setup.source = setup_cell(setup.source, twin, files, shown, table, where=f"{source}: setup cell")
+    setup.source = setup_cell(setup.source, twin, files, shown, where=f"{source}: setup cell")
     for cell in cells:
         if {"setup", "method"} & set(_tags(cell)):
             cell.metadata |= FOLDED
@@ -252,7 +248,7 @@ def method_cell(declaration: str, where: str = "method cell") -> tuple[str, str]
         raise ValueError(
             f"{where} must hold `# method: helpers/<room>/<file>.py`, a file that exists, not {declaration!r}"
         )
-    return named[1], f"%%writefile {METHOD}\n{(ROOT / named[1]).read_text(encoding='utf-8').rstrip()}"
+    return named[1], f"{method.WRITTEN}\n{(ROOT / named[1]).read_text(encoding='utf-8').rstrip()}"
 
 
 def _literal(value) -> str:
@@ -275,13 +271,12 @@ def setup_cell(
     twin: str,
     files: dict[str, bytes],
     shown: dict[str, bytes],
-    table: list[tuple],
     where: str = "setup cell",
 ) -> str:
     """Code of the setup cell: a readable header, then setup_cell.py with its constants filled in.
 
     declaration: one or more lines `# requirements: name name ...`.
-    files: of the payload. shown: the file of the method, which has a cell of its own. table: of `cell_order.table`.
+    files: of the payload. shown: the file of the method, which has a cell of its own.
     """
     lines = declaration.strip().splitlines()
     if not lines or not all(line.startswith("# requirements:") for line in lines):
@@ -298,7 +293,6 @@ def setup_cell(
         "REQUIREMENTS": '"""\n' + "\n".join(requirement_lines(names, twin, where)) + '\n"""',
         "SHA256": f'"{hashlib.sha256(packed(files)).hexdigest()}"',
         "SHOWN": json.dumps({file: method.digest(content.decode()) for file, content in shown.items()}),
-        "CELLS": f'r"""{json.dumps(table, ensure_ascii=False)}"""',
         "PAYLOAD": f'"{payload(files)}"',
     }
     _, _, code = (NOTEBOOKS / "setup_cell.py").read_text(encoding="utf-8").split('"""', 2)

@@ -13,7 +13,6 @@ NEVER = ("TYPE_CHECKING", "__name__ == '__main__'")  # conditions that do not ho
 ALWAYS = (
     "helpers.notebook.unpacking",
     "helpers.notebook.setup",
-    "helpers.notebook.order",
 )  # run and imported by the setup cell
 
 

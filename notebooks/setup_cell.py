@@ -8,7 +8,6 @@ import importlib
 REQUIREMENTS = ""
 SHA256 = ""
 SHOWN = {}
-CELLS = ""
 PAYLOAD = ""
 
 try:
@@ -21,5 +20,3 @@ files = dict(file.split("\n", 1) for file in packed.decode().split("\0"))
 exec(files["helpers/notebook/unpacking.py"], unpacking := {"__name__": "unpacking"})
 unpacking["use"](files, SHA256, SHOWN)
 installed = importlib.import_module("helpers.notebook.setup").install(REQUIREMENTS)
-if "get_ipython" in globals():
-    importlib.import_module("helpers.notebook.order").watch(globals()["get_ipython"](), CELLS)

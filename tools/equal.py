@@ -235,8 +235,10 @@ def main() -> int:
     machine = runtime.detect(options.xla, "bf16" if options.xla else "fp32")
     file = ROOT / "docs" / "results" / f"equal_{'xla' if options.xla else 'cpu'}.json"
     results = {name: run(name, machine) for name in options.names or TRAINERS}
-    if options.check:
+    known = {}
+    if file.exists():
         known = json.loads(file.read_text(encoding="utf-8"))["trainers"]
+    if options.check:
         different = [name for name in results if results[name] != known[name]]
         for name in different:
             pairs = list(zip(results[name]["losses"], known[name]["losses"], strict=True))
@@ -250,7 +252,12 @@ def main() -> int:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    written = {"commit": commit.stdout.strip(), "versions": versions, "machine": str(machine), "trainers": results}
+    written = {
+        "commit": commit.stdout.strip(),
+        "versions": versions,
+        "machine": str(machine),
+        "trainers": known | results,
+    }
     file.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     return 0
 

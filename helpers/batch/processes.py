@@ -33,11 +33,14 @@ import psutil
 
 from helpers.machine import ranks
 from helpers.notebook import method
+from helpers.parameters import INJECTED_CELL, OWN_CELL
 from helpers.show import tracking
 
 GRACE = 60  # seconds that a process without its launcher has to write a checkpoint
 # Environment variables of the processes that `call` starts: its own process, and the methods that it uses, with their files.
 KERNEL, METHODS = "HELPERS_KERNEL", "HELPERS_METHODS"
+# First lines of the cells that processes run: a notebook's own mark, its settings, those that papermill injects, its method.
+MARKS = ("# In every process:", *OWN_CELL, INJECTED_CELL, method.WRITTEN)
 FAILED = re.compile(r"process \d+ failed: ")
 
 
@@ -149,6 +152,19 @@ def cells(notebook: Path, values: Mapping[str, Any]) -> list[str]:
 
     set_up = parameterize_notebook(load_notebook_node(str(notebook)), values)
     return [cell.source for cell in set_up.cells if cell.cell_type == "code"]
+
+
+def marked_cells(executed: Iterable[str]) -> list[str]:
+    """What each process needs of the cells that ran in a kernel: those whose first line begins with one of MARKS.
+
+    Of cells with the same first line the last one counts, in the place of the first.
+    """
+    cells = {}
+    for source in executed:
+        line = source.partition("\n")[0]
+        if line.startswith(MARKS):
+            cells[line] = source
+    return [*cells.values()]
 
 
 def run_cells(sources: Iterable[str]) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,6 @@ import helpers
 from helpers.batch import processes
 from helpers.machine import ranks
 from helpers.machine.runtime import Runtime
-from helpers.notebook import order
 from helpers.plan import settings as planner
 from helpers.plan.settings import DoesNotFit, Plan, Recipe
 from helpers.plan.workloads import Asked, Workload
@@ -106,12 +105,12 @@ def plan_of(
     return planned, step, block
 
 
-def train(trainer: LegalTrainer, params: LegalParameters) -> dict[str, Any]:
-    """Trains, here or in as many processes as the machine counts GPUs, and returns what was measured (`trainer.results`).
+def train(trainer: LegalTrainer, params: LegalParameters) -> None:
+    """Trains, here or in as many processes as the machine counts GPUs.
 
-    For several processes the code of this cell, and of those above which it needs, is written to `cells.json` in the folder of the
-    run, as the cells were run, edits and cells of your own included. Each process runs it and takes its share of every batch.
-    `trainer` then has the weights of the best evaluation as if it had trained itself.
+    For several processes the code of the cells that begin with `# In every process:` is written to `cells.json` in the folder of
+    the run, as it ran last. Each process runs it and takes its share of every batch. `trainer` then has the weights of the best
+    evaluation as if it had trained itself.
     """
     refuse_merged(trainer.model)
     count, folder = trainer.runtime.device_count, Path(trainer.args.output_dir)
@@ -119,15 +118,25 @@ def train(trainer: LegalTrainer, params: LegalParameters) -> dict[str, Any]:
         trainer.train(resume_from_checkpoint=params.resume)
         if count > 1 and ranks.is_main():
             run_folder.write_json(folder / MEASURED_FILE, trainer.results())
-        return trainer.results()
+        return
     trainer.model.to("cpu")  # the first process needs the memory
     torch.cuda.empty_cache()
-    cells = {"shown": helpers.shown, "payload": helpers.payload_sha256, "code": order.watching.code()}
+    from IPython import get_ipython
+
+    code = processes.marked_cells(get_ipython().history_manager.input_hist_raw)
+    cells = {"shown": helpers.shown, "payload": helpers.payload_sha256, "code": code}
     run_folder.write_json(folder / CELLS_FILE, cells)
     processes.call(f"{__name__}:run_cells", {"file": str(folder / CELLS_FILE)}, count)
     trainer.model.to(trainer.args.device)
     trainer.train(resume_from_checkpoint=True)
-    return json.loads((folder / MEASURED_FILE).read_text(encoding="utf-8"))
+
+
+def measured(trainer: LegalTrainer) -> dict[str, Any]:
+    """What a training has measured so far (`trainer.results`), also of a training in processes of their own."""
+    file = Path(trainer.args.output_dir) / MEASURED_FILE
+    if trainer.runtime.device_count > ranks.count() and trainer.runtime.kind != "xla" and file.exists():
+        return json.loads(file.read_text(encoding="utf-8"))
+    return trainer.results()
 
 
 def run_cells(file: str) -> None:

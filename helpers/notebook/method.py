@@ -14,6 +14,9 @@ from pathlib import Path
 
 import helpers
 
+# The line of the cell that shows the method. Before there is a `run`, IPython takes the text as it stands: its folder does not exist
+# then, and nothing is written.
+WRITTEN = '%%writefile "{run.method.parent}/{run.method.name}"'
 _used: dict[str, str] = {}  # module of a method -> file that this process imports it from
 
 

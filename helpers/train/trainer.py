@@ -559,10 +559,18 @@ class TrainerMixin(TrainerCallback):
 
     # -- measuring --
 
+    def unfinished(self) -> list[str]:
+        """A line that says how far a training came that was stopped; none of one that is finished."""
+        step, steps = self.state.global_step, self.args.max_steps
+        if step >= steps:
+            return []
+        return [f"step {step} of {steps}: the training is not finished. What follows is about the model as it is now."]
+
     def results(self) -> dict:
-        """The `plan`, `train` and, on XLA, `xla` parts of results.json."""
+        """The `finished`, `plan`, `train` and, on XLA, `xla` parts of results.json."""
         losses = [entry["loss"] for entry in self.state.log_history if "loss" in entry] or [None]
         return {
+            "finished": not self.unfinished(),
             "plan": self.plan.results(),
             "train": {
                 "steps": self.state.global_step,

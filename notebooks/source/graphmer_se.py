@@ -78,6 +78,7 @@ from helpers.data.data_source import locate
 from helpers.graphmer.parameters import GraphParameters, in_precision
 from helpers.machine import runtime
 from helpers.notebook import secrets
+from helpers.notebook.settings import say_changed
 from helpers.run.run_folder import RunFolder
 from helpers.show import tables
 
@@ -172,6 +173,7 @@ options = {"report_to": params.report_to, "max_hours": params.max_hours}
 search_trainer = search_training.new_search_trainer(
     encoder, batches, dev, loss, search_plan, machine, run.path / "search", seed=params.seed, **options
 )
+say_changed(params, globals())
 _ = search_trainer.train(resume_from_checkpoint=params.resume)
 
 # %% [markdown]
@@ -215,6 +217,8 @@ search_verdict = [
         "MRR": search_table[0][f"{chosen} above it (95 %)"] or "it is BM25",
     },
 ]
+for line in search_trainer.unfinished():
+    print(line)
 tables.show(search_verdict, "verdict: differences of the mean reciprocal rank")
 
 # %% [markdown]
@@ -336,6 +340,7 @@ from transformers import AutoModel
 from helpers.graphmer.training import new_trainer
 
 trainer = new_trainer(model, corpus, configuration, plan, machine, run.path, **options)
+say_changed(params, globals())
 trainer.train(resume_from_checkpoint=params.resume)
 measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
@@ -358,12 +363,15 @@ link_verdict = [
     {"what": "the encoder's training, over its untrained start", "MRR": by_row["untrained"]},
     {"what": "the encoder's training, over words", "MRR": by_row["words"]},
 ]
+for line in search_trainer.unfinished() + trainer.unfinished():
+    print(line)
 tables.show(search_verdict + link_verdict, "verdict: differences of the mean reciprocal rank")
 if search_model:  # an edited method has a folder of its own
     artifacts = {"search_model": os.path.relpath(search_model, run.path)}
+say_changed(params, globals())
 results_file = run.results(
     machine,
-    **measured,
+    **trainer.results(),
     forecast=forecast.results(),
     data=data | {"train_examples": len(corpus.train), "eval_examples": len(corpus.validation), "triples": triples},
     model={"weights": model.num_parameters(), "configuration": configuration.model_dump()},

@@ -75,6 +75,7 @@ import time
 from helpers import parameters
 from helpers.machine import runtime
 from helpers.notebook import secrets
+from helpers.notebook.settings import say_changed
 from helpers.run.run_folder import RunFolder
 from helpers.show import tables
 from helpers.tuning.parameters import TuningParameters
@@ -241,6 +242,7 @@ forecast = forecast_run(task.step, trainer.plan, machine)
 tables.show(forecast.rows())
 watch = Utilisation(machine)
 trainer.add_callback(watch)
+say_changed(params, globals())
 trainer.train(resume_from_checkpoint=params.resume)
 measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
@@ -271,6 +273,8 @@ def predict(chosen):
     return np.array([predictions(finished) for finished in runs])
 
 
+for line in trainer.unfinished():
+    print(line)
 if settings != task.start:
     f1 = f1_difference(test_labels, predict(task.start), predict(settings))
     print(f"speed    {raced.judged[-1].quality.speed:.2f} times as fast to the quality of the stock Trainer")
@@ -313,9 +317,10 @@ tables.show(classify(text, top_k=3, truncation=True, max_length=params.max_lengt
 for file in write_stock(task, settings, run.path / "stock", model="../model"):
     print(file)
 
+say_changed(params, globals())
 results_file = run.results(
     machine,
-    **measured,
+    **trainer.results(),
     sessions=sessions(trainer.args.output_dir),  # the kept run has a folder of its own
     ladder=[{**vars(rung), "verdict": rung.verdict} for rung in climbed],
     clock=clock(machine),

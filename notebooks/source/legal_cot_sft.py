@@ -91,10 +91,12 @@
 # parameters: helpers.legal.parameters.LegalParameters
 
 # %%
+# In every process: settings
 from helpers import parameters
 from helpers.legal.parameters import LegalParameters
 from helpers.machine import runtime
 from helpers.notebook import secrets
+from helpers.notebook.settings import say_changed
 from helpers.run.run_folder import RunFolder, saved, write_json
 from helpers.show import tables
 
@@ -130,6 +132,7 @@ print(f"output     {run.path}")
 # long is set aside and not cut, because a cut record would teach an answer without its reasoning.
 
 # %%
+# In every process: data and model
 run.use_method()
 from helpers.legal.data import load_records
 from helpers.legal.model import load_model
@@ -161,6 +164,7 @@ print("--- read", tokenizer.decode(read), "--- learned", tokenizer.decode(learne
 # numbers must be equal but for rounding: neither record sees the other.
 
 # %%
+# In every process: plan and trainer
 import torch
 
 from helpers.legal.training import LegalTrainer, sft_config
@@ -218,8 +222,8 @@ print(before["samples"][0]["text"])
 # ## Train
 #
 # Evaluations and checkpoints come every `save_steps` steps; the weights of the best evaluation are loaded at the end. With
-# `num_processes` of more than 1, each process runs the cells that the trainer needs and this one, as you ran them here, edits
-# included, and takes its share of every batch. The tables say what the run cost, measured. Tokens a second leave the padding of blocks out; the model FLOPs utilisation leaves recomputation out, too.
+# `num_processes` of more than 1, each process runs the cells that begin with `# In every process:`, as you ran them here, edits
+# included, and takes its share of every batch. A cell of your own that they need must begin with such a line, too. The tables say what the run cost, measured. Tokens a second leave the padding of blocks out; the model FLOPs utilisation leaves recomputation out, too.
 
 # %% [markdown] tags=["tpu"]
 # ## Train
@@ -229,11 +233,14 @@ print(before["samples"][0]["text"])
 # change, or values leave the chip at every step.
 
 # %%
-from helpers.legal.workload import train
+# In every process: training
+from helpers.legal.workload import measured, train
 
-measured = train(trainer, params)
-tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
-tables.show(forecast.compared(measured["train"]))
+say_changed(params, globals())
+train(trainer, params)
+cost = measured(trainer)
+tables.show(trainer.meter.rows(cost["train"], cost.get("xla")))
+tables.show(forecast.compared(cost["train"]))
 
 # %% [markdown]
 # ## Is it any good?
@@ -249,7 +256,7 @@ after = evaluation.examine(trainer, template, records, rows["test"])
 found = evaluation.scores(rivals | {evaluation.TRAINED: [after["answers"]]}, asked)
 tables.show(evaluation.written_table(before, after))
 tables.show(evaluation.table(found), "Right answers, with 95 % intervals")
-print(*evaluation.hardly_learned(found, after, trainer), *evaluation.verdict(found), sep="\n")
+print(*trainer.unfinished(), *evaluation.hardly_learned(found, after, trainer), *evaluation.verdict(found), sep="\n")
 figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
 for name, system in found["systems"].items():
     value, low, high = system["value"], system["low"], system["high"]
@@ -258,8 +265,9 @@ for name, system in found["systems"].items():
     axes.barh(name, value, xerr=errors, color=color, capsize=3)
 axes.set(title="Answers to the test records", xlabel="share that is right, with 95 % intervals", xlim=(0, 1.05))
 saved(figure, run.path / "figures" / "answers.png")
+say_changed(params, globals())
 results = dict(
-    **measured,
+    **measured(trainer),
     forecast=forecast.results(),
     data=records.provenance
     | {f"{name}_examples": len(each) for name, each in records.splits.items()}

@@ -81,6 +81,7 @@ from helpers import parameters
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.machine import runtime
 from helpers.notebook import secrets
+from helpers.notebook.settings import say_changed
 from helpers.run.run_folder import RunFolder
 from helpers.show import tables
 
@@ -251,6 +252,7 @@ tables.show([{"column": name, "text": text[:300]} for name, text in rows[0].item
 sides = [embed(backbone, rows[name], task) for name, task in (("anchor", "query"), ("positive", "document"))]
 head_KD = train_head(lambda head: LeJEPALoss(head, **weights, seed=params.seed), weight_KD, *sides, plan.batch_size)
 trainer = new_trainer(model, loss, rows, params, plan, machine, run.path, lengths)
+say_changed(params, globals())
 trainer.train(resume_from_checkpoint=params.resume)
 cost = trainer.results()
 tables.show(trainer.meter.rows(cost["train"], cost.get("xla")))
@@ -283,6 +285,8 @@ if test in measured:
     tables.show(
         report(table, choice), f"nDCG@10 on {len(test.asked)} test {collection.kind}, divided {collection.split}"
     )
+    for line in trainer.unfinished():
+        print(line)
     tables.show([verdict.row() for verdict in verdicts], "Verdict")
     drawn = pandas.DataFrame(report(table, choice)).set_index("search")["nDCG@10"]
     saved = drawn.index.str.startswith(f"{choice.model}, chosen")
@@ -320,9 +324,10 @@ vectors_NK = embed(kept_model, [passage.text for passage in passages], "document
 mix = choice.mixes[choice.model]
 learned_NK = classifier(passages, vectors_NK) if mix.classifier else None
 search.save(run.path / "search", kept_model, passages, vectors_NK, mix, learned_NK)
+say_changed(params, globals())
 results_file = run.results(
     machine,
-    **cost,
+    **trainer.results(),
     forecast=forecast.results(),
     data={**collection.provenance, "kind": collection.kind, "split": collection.split, **counts},
     model={"base_model": base_model, "output_dim": model.get_embedding_dimension()},

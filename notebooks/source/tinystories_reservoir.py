@@ -65,6 +65,7 @@ import time
 from helpers import parameters
 from helpers.machine import runtime
 from helpers.notebook import secrets
+from helpers.notebook.settings import say_changed
 from helpers.reservoir.data import load_texts, tokens_of, train_tokenizer
 from helpers.reservoir.parameters import ReservoirParameters
 from helpers.run.run_folder import RunFolder
@@ -176,6 +177,7 @@ trainer = LanguageModelTrainer(
 )
 waited, used = time.perf_counter() - begun, time.process_time()
 print(f"the first step begins {waited:.0f} s after the settings; {used:.0f} s of processor time since the start")
+say_changed(params, globals())
 trainer.train(resume_from_checkpoint=params.resume)
 measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
@@ -240,6 +242,7 @@ bits = {name: each.bits_per_byte for name, each in scores.items()}
 bits["xz"] = evaluation.compressed_bits(texts.train, texts.test)
 tables.show([{"model": name, "bits per byte of test": f"{value:.3f}"} for name, value in bits.items()])
 verdict = evaluation.verdict(scores["reservoir"], scores["counting"], bits["xz"])
+verdict = " ".join([*trainer.unfinished(), verdict])
 if params.data_source == "sample":
     verdict += " The sample is a few pages: its figures show that everything works, not how good such a model can be."
 print(verdict)
@@ -263,9 +266,10 @@ same_story = continue_text(reloaded, beginning) == story
 print(f"the reloaded model tells the same text: {same_story}")
 if machine.kind == "cpu" and machine.precision == "fp32" and not same_story:
     raise RuntimeError(f"the model saved in {model_folder} differs from the trained one")
+say_changed(params, globals())
 results_file = run.results(
     machine,
-    **measured,
+    **trainer.results(),
     forecast=forecast.results(),
     data={
         **texts.provenance,

@@ -13,7 +13,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from helpers.batch import processes
 from helpers.machine import runtime
-from helpers.notebook.order import METHOD
+from helpers.notebook.method import WRITTEN
 from helpers.run import checkpoint
 from tests import harness
 from tests.harness import read_json
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.once
 HERE = "tests.batch.in_processes"
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
 ACCELERATE = ("accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0", "-m")
-SHOWN = f"%%writefile {METHOD}\nmine = output_dir\n"
+SHOWN = f"{WRITTEN}\nmine = output_dir\n"
 
 
 def start(target: str, launcher: tuple = TORCHRUN, **parameters) -> subprocess.Popen:
@@ -102,6 +102,17 @@ def test_cells_with_magics_run_in_each_process_and_only_the_first_speaks_and_wri
     assert first == [str(tmp_path / "out"), "0.001", "8"]  # In has the cell of the passed parameters, too
     assert second[1:] == first[1:] and not Path(second[0]).exists()
     assert {path.name for path in tmp_path.iterdir()} == {"out", "told", "shown.ipynb"}
+
+
+def test_the_last_run_of_each_marked_cell_is_what_processes_run():
+    executed = [
+        "# @title Parameters\na = 1",
+        "b = 2",
+        "# In every process: data\nc = 3",
+        "# In every process: model\nd = 4",
+    ]
+    edited = executed[2].replace("3", "5")
+    assert processes.marked_cells([*executed, edited]) == [executed[0], edited, executed[3]]
 
 
 def test_processes_whose_launcher_is_killed_end_by_themselves(tmp_path):

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "notebooks"))
 import build
 import closure
 
-from helpers.notebook.order import METHOD
+from helpers.notebook.method import WRITTEN
 
 pytestmark = pytest.mark.once
 
@@ -164,7 +164,7 @@ def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
         stripped = tmp_path / path.relative_to(ROOT)
         stripped.parent.mkdir(parents=True, exist_ok=True)
         stripped.write_text(without_what_never_runs(path.read_bytes()))
-    code = ["import helpers.notebook.unpacking, helpers.notebook.setup, helpers.notebook.order"]
+    code = ["import helpers.notebook.unpacking, helpers.notebook.setup"]
     for cell in notebook.cells:
         if cell.cell_type == "code" and not {"setup", "method"} & {*cell.metadata.get("tags", [])}:
             code.append(cell.source)
@@ -234,7 +234,7 @@ def test_the_setup_cell_installs_what_the_notebook_imports(source):
     names = re.search(r"^# requirements: (.+)$", source.read_text(), re.MULTILINE)[1].split()
     modules = packages_distributions()
     cells = [cell.source for cell in build.twin_cells(source, "gpu") if cell.cell_type == "code"]
-    cells = [cell.removeprefix(f"%%writefile {METHOD}\n") for cell in cells]
+    cells = [cell.removeprefix(f"{WRITTEN}\n") for cell in cells]
     carries = {
         name: code.decode() for name, code in carried(build.notebook(source, "gpu")).items() if name.endswith(".py")
     }

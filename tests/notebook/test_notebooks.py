@@ -39,7 +39,6 @@ def assert_whole_run(executed, results, kind: str) -> None:
 
 @pytest.mark.once
 def test_the_gpu_notebook_runs_alone(alone):
-    """That a second run resumes it is shown by tests/notebook/test_order.py, in one kernel."""
     executed, results = execute("tinystories_reservoir", alone, prompt="Tom and Sue")
     assert_whole_run(executed, results, "cpu")
     assert "Tom and Sue" in text_of(executed)

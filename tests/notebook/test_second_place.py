@@ -15,7 +15,7 @@ from helpers.run import checkpoint, mirror
 from tests.colab import Drive
 from tests.harness import NOTEBOOKS, ROOT
 
-from .test_order import SMALL, saved
+from .test_one_kernel import SMALL, saved
 
 pytestmark = pytest.mark.once
 

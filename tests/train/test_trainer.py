@@ -45,7 +45,6 @@ for _ in range(2):
 
 
 def test_a_signal_while_the_best_checkpoint_is_loaded_is_not_swallowed_and_the_cell_run_again_ends_the_run(tmp_path):
-    """That a cell has its time anew each time: tests/notebook/test_order.py."""
     said = harness.run("-c", AGAIN, tmp_path / "run").stdout
     ends = [line.split(":")[0] for line in said.splitlines() if line.startswith(("STOPPED", "ENDED"))]
     assert ends == ["STOPPED SIGTERM at step 4", "ENDED 4"]
