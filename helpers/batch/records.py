@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.data.listing import RUN_FILE, list_files
+from helpers.data.files import RUN_FILE, list_files
 from helpers.parameters import LENGTH, SAMPLE, Parameters, extra
 from helpers.run import disk
 from helpers.run.run_folder import RESULTS_FILE
@@ -51,7 +51,8 @@ def content_digest(path: Path) -> str:
     """sha256 of a file, or of the names and contents of a folder's files."""
     files = [path]
     if not path.is_file():
-        files = list_files(path, None, source=str(path)).files
+        kinds = {file.suffix.lower() for file in path.rglob("*")}
+        files = list_files(path, kinds, str(path))[0]
     digests = {}
     for file in files:
         with contextlib.suppress(OSError), file.open("rb") as content:

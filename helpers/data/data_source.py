@@ -1,4 +1,4 @@
-"""Where the data and the model of a run are from: a hub id, a path of one's own, or a file that is asked for in Colab.
+"""Where the data of a run is: a hub id, a path of one's own, or a file that is asked for in Colab.
 
 How a room reads its data:
 
@@ -6,38 +6,32 @@ How a room reads its data:
     if place.is_sample: ...
     # rows: of a file, a folder with train.csv and test.csv, or the hub; a bad one is set aside
     set_aside = SetAside(place.source)
-    splits = read_splits(place, SUFFIXES, set_aside)
-    # texts: listing.list_files(place.path, (".md", ".txt"), source=place.source), then text.read_text(file)
+    splits = read_splits(place, SUFFIXES)
+    # texts: files.list_files(place.path, (".md", ".txt"), source=place.source), then files.read_text(file)
 
-See `rows`, `listing` and `text`. A local path is never handed to a library: `datasets` takes some names, such as "text", for its own.
+A local path is never handed to a library: `datasets` takes some names, such as "text", for its own.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator
-
-from helpers.data import archive, hub
-from helpers.data.listing import list_files
-from helpers.data.rows import Row, SetAside, number_rows, read_rows
-from helpers.parameters import SAMPLE, UPLOAD, local_or_hub, source_path
+from helpers.data import files, hub
+from helpers.data.rows import Row, number_rows, read_rows
+from helpers.parameters import SAMPLE, UPLOAD, source_path
 
 SPLITS = {
     "train": "train",
     "training": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
     "test": "test",
     "testing": "test",
     "eval": "test",
     "evaluation": "test",
 }
-
+SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
 
 # Of data_source="upload": the file that a person chose in this session, and the one that the run in output_dir began with.
 chosen_upload: Path | None = None
@@ -65,17 +59,6 @@ class DataSource:
         return {"source": self.name, "revision": self.revision, "sha256": self.sha256}
 
 
-def model_folder_or_hub(value: str, info) -> str:
-    """As `local_or_hub`, for a model: raises ValueError for a file."""
-    path = source_path(info.field_name, value)
-    if path and path.is_file():
-        raise ValueError(f"{info.field_name}={value!r} is a file: give the folder of a model, a hub id or {SAMPLE!r}")
-    return local_or_hub(value, info)
-
-
-ModelSource = Annotated[str, AfterValidator(model_folder_or_hub)]
-
-
 @dataclass(frozen=True)
 class Place:
     """Where the data of a run is: a file or folder of one's own, the hub, or the sample."""
@@ -97,92 +80,76 @@ class Place:
 def locate(data_source: str) -> Place:
     """Where the data is. A .zip is unpacked; "upload" asks for a file in Colab now. Says in one line what is read.
 
-    Raises as `source_path`, `uploaded` and `archive.unpack`.
+    Raises as `source_path`, `uploaded` and `files.unpack`.
     """
-    value = uploaded("data_source") if data_source == UPLOAD else data_source
+    value = uploaded() if data_source == UPLOAD else data_source
     path = source_path("data_source", value)
     if path is None:
-        if value == SAMPLE and Path(SAMPLE).exists():
-            print(f"data_source={value!r} is the sample; for a file or folder of this name write './{SAMPLE}'")
         return Place(value, value)
     name = path.resolve().name  # the same for a link
     if path.suffix.lower() == ".zip" and path.is_file():
-        path = archive.unpack(path, source=f"data_source={value!r}")
-    if str(path) != data_source:
-        print(f"data_source={data_source!r} is read from {path}")
+        path = files.unpack(path, f"data_source={value!r}")
+    print(f"data_source={value!r} is read from {path}")
     return Place(value, name, path)
 
 
-def read_splits(
-    place: Place, suffixes: Sequence[str], set_aside: SetAside, **options: Any
-) -> Mapping[str, Iterable[Row]]:
+def read_splits(place: Place, suffixes: Iterable[str], **options: Any) -> dict[str, list[Row]]:
     """The rows of a file, a folder or a hub set by split: train, and validation and test where there are such.
 
     A file is the split train. In a folder the name of a file, or of the folder that it is in, says its split, as `test.csv` or
-    `data/valid-00000-of-00001.parquet` do; where none is named train, the files that name no split are that. A file that
-    cannot be read is named in the list that is printed.
+    `data/valid-00000-of-00001.parquet` do; where none is named train, the files that name no split are that. What cannot be read
+    is printed.
 
     options: of `datasets.load_dataset`, for a hub set.
 
-    Raises as `read_rows`, `list_files` and `hub.splits`; ValueError where no training rows are left.
+    Raises as `read_rows`, `list_files` and `hub.reading`; ValueError where no training rows are left.
     """
+    splits: dict[str, list[Row]] = defaultdict(list)
     if place.path is None:
-        numbered = {}
-        for name, split in hub.splits(place.value, **options).items():
-            if name in SPLITS:
-                numbered[SPLITS[name]] = number_rows(f"{place.source}, {name}", split, set_aside)
-        return numbered
-    if place.path.is_file():
-        return {"train": read_rows(place.path, suffixes, set_aside)}
-    listing = list_files(place.path, suffixes, source=place.source)
-    split_of = {file: _split_of(listing.name(file)) for file in listing.files}
-    if "train" in split_of.values():
-        for file, name in split_of.items():
-            if not name:
-                listing.skip(file, "its name is not one of train, validation and test")
-    splits: dict[str, list[Row]] = {}
-    for file in list(listing.files):
-        of_file, source = SetAside(place.source), f"{place.source}, {listing.name(file)}"
-        try:
-            rows = list(read_rows(file, suffixes, of_file, source=source))
-        except (ValueError, OSError) as error:
-            listing.skip(file, str(error).removeprefix(source).lstrip(" ,:"))
-        else:
-            splits.setdefault(split_of[file] or "train", []).extend(rows)
-            set_aside.extend(of_file)
-    print(listing)
-    if "train" not in splits:
-        raise ValueError(
-            f"{place.source}: no training rows can be read; call their file train, as in train.csv.\n{listing}"
-        )
+        import datasets
+
+        with hub.reading(name="data_source", source=place.value):
+            for name, rows in datasets.load_dataset(place.value, **options).items():
+                splits[_split_of(name)] += number_rows(rows, name)
+    elif place.path.is_file():
+        splits["train"] = read_rows(place.path, suffixes, place.source)
+    else:
+        paths, passed_over = files.list_files(place.path, suffixes, place.source)
+        print(f"{len(paths):,} files are read; passed over: {dict(passed_over)}")
+        for file in paths:
+            try:
+                splits[_split_of(file.relative_to(place.path))] += read_rows(file, suffixes, file.name)
+            except ValueError as error:
+                print(f"not read: {error}")
+    if "train" in splits and splits[""]:
+        print(f"{len(splits['']):,} rows are not used, since their file names no split")
+    splits.setdefault("train", splits[""])
+    if not splits["train"]:
+        raise ValueError(f"{place.source}: no training rows; call their file or split train, as in train.csv")
     return splits
 
 
-def _split_of(name: str) -> str:
+def _split_of(path: Path | str) -> str:
     """The split that a path names, "" if it names none."""
-    for word in re.split(r"[^a-z]+", name.lower()):
-        if word in SPLITS:
-            return SPLITS[word]
-    return ""
+    words = re.split(r"[^a-z]+", str(path).lower())
+    return next((SPLITS[word] for word in words if word in SPLITS), "")
 
 
-def uploaded(name: str) -> str:
+def uploaded() -> str:
     """Asks for one file in Colab and returns its path in the working directory.
 
     A run that has begun to train goes on with its file, which lies in its folder. Raises ValueError outside of Colab, and unless one file was chosen.
     """
     global chosen_upload
     if kept_upload:
-        print(
-            f"{name}={UPLOAD!r}: this run began with {kept_upload.name} and goes on with it; for another file set a new output_dir"
-        )
+        print(f"data_source='upload': this run goes on with {kept_upload.name}; for another file set a new output_dir")
         return str(kept_upload)
     try:
         from google.colab import files
     except ImportError:
-        raise ValueError(f"{name}={UPLOAD!r} works in Colab only; here give the path of the file") from None
-    chosen = [Path(name) for name in files.upload()]
-    if len(chosen) != 1:
-        raise ValueError(f"{name}={UPLOAD!r}: {len(chosen)} files were chosen; run the cell again and choose one")
-    chosen_upload = chosen[0].absolute()
-    return str(chosen[0])
+        raise ValueError("data_source='upload' works in Colab only; here give the path of the file") from None
+    names = [*files.upload()]
+    if len(names) != 1:
+        raise ValueError(f"data_source='upload': {len(names)} files were chosen; run the cell again and choose one")
+    chosen_upload = Path(names[0]).absolute()
+    return str(chosen_upload)

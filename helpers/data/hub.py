@@ -1,12 +1,9 @@
 """The Hugging Face hub: whether it answers, and what to say if something cannot be read from it."""
 
-from __future__ import annotations
-
 import contextlib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
 
 from helpers.parameters import source_path
 
@@ -20,82 +17,38 @@ REVISIONS = {  # of encoders that more than one room starts from; of other model
     MINILM: "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
     MPNET: "e8c3b32edf5434bc2275fc9bab85f82640a19130",
 }
-OFFLINE = 'Without a network set data_source="sample" and, where the notebook has it, base_model="sample", too; or give local paths'
 
 
-def answers(timeout: float = 5.0) -> bool:
-    """Whether the hub answers within `timeout` seconds; False at once in offline mode."""
+def answers() -> bool:
+    """Whether the hub answers within five seconds; the libraries would try for minutes."""
     import huggingface_hub.constants as hub
 
-    if hub.HF_HUB_OFFLINE:
-        return False
     try:
-        with urllib.request.urlopen(urllib.request.Request(hub.ENDPOINT, method="HEAD"), timeout=timeout):
-            return True
+        urllib.request.urlopen(urllib.request.Request(hub.ENDPOINT, method="HEAD"), timeout=5).close()
     except urllib.error.HTTPError:
         return True
     except OSError:
         return False
+    return True
 
 
 @contextlib.contextmanager
 def reading(*, name: str, source: str) -> Iterator[None]:
-    """Turns what a library raises inside the block into an error that names the parameter.
+    """Turns what a library raises inside the block into a ValueError that names the parameter and says what to do.
 
-    Where the hub does not answer, what is cached may be enough; the libraries would try again for most of a minute.
-
-    The error is a PermissionError for a gated repository, else a ConnectionError, a FileNotFoundError or a ValueError.
+    Where the hub does not answer, what is cached may be enough, and the libraries do not try again.
     """
-    import datasets.config
-    import huggingface_hub.constants
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+    import huggingface_hub.constants as hub
 
-    # huggingface_hub tries for 23 s each time, so the 20 times of datasets would take ten minutes.
-    datasets.config.STREAMING_READ_MAX_RETRIES = 1
-    was_offline = huggingface_hub.constants.HF_HUB_OFFLINE
-    if source_path(name, source) is None:
-        huggingface_hub.constants.HF_HUB_OFFLINE = not answers()
-    beginning = f"{name}={source!r}"
+    was_offline = hub.HF_HUB_OFFLINE
+    hub.HF_HUB_OFFLINE = was_offline or not (source_path(name, source) or answers())
     try:
         yield
     except Exception as error:
-        causes = _causes(error)
-        if _is_one_of(causes, GatedRepoError):
-            raise PermissionError(
-                f"{beginning} is gated. Accept its licence on https://huggingface.co/{source}, and put a token that may read it into "
-                f"the secret HF_TOKEN ({error})"
-            ) from error
-        if _is_one_of(causes, ConnectionError, LocalEntryNotFoundError):
-            raise ConnectionError(
-                f"{beginning}: the Hugging Face hub cannot be reached. {OFFLINE} ({error})"
-            ) from error
-        if _is_one_of(causes, RepositoryNotFoundError, FileNotFoundError):  # the latter by datasets, for an unknown id
-            raise FileNotFoundError(f"{beginning} cannot be read or is not there; check the name ({error})") from error
-        if beginning in str(error):
-            raise ValueError(str(error)) from error
-        raise ValueError(f"{beginning} cannot be read ({error.__cause__ or error!r})") from error
+        raise ValueError(
+            f"{name}={source!r} cannot be read ({error}). Check the name. A gated repository needs its licence accepted on "
+            "https://huggingface.co and a token in the secret HF_TOKEN. Without a network set data_source='sample' and, where the "
+            "notebook has it, base_model='sample', too; or give local paths"
+        ) from error
     finally:
-        huggingface_hub.constants.HF_HUB_OFFLINE = was_offline
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """An error and, since transformers raises OSError for all, what caused it."""
-    causes = [error]
-    while isinstance(error, OSError) and (cause := causes[-1].__cause__ or causes[-1].__context__):
-        causes.append(cause)
-    return causes
-
-
-def _is_one_of(causes: list[BaseException], *kinds: type[BaseException]) -> bool:
-    return any(isinstance(cause, kinds) for cause in causes)
-
-
-def splits(data_source: str, **options: Any):
-    """The splits of a hub set. Raises as `reading`, and ValueError if none is `train`."""
-    import datasets
-
-    with reading(name="data_source", source=data_source):
-        parts = datasets.load_dataset(data_source, **options)
-    if "train" not in parts:
-        raise ValueError(f"data_source={data_source!r}: no split `train`; its splits: {', '.join(parts)}")
-    return parts
+        hub.HF_HUB_OFFLINE = was_offline

@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 from datasets import Dataset
 
-from helpers.data.listing import list_files
-
 from .graph.repository import quiet
 from .graph.sources import MOST_BYTES
 
@@ -60,10 +58,10 @@ def definitions(folder: str | Path) -> list[Definition]:
 def list_sources(root: Path) -> list[Path]:
     """Python files below a folder, but tests, copies of other packages and what is hidden."""
     sources = []
-    for path in sorted(list_files(root, None, source=str(root)).files):
+    for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         is_hidden_or_test = any(part.startswith((".", "test_")) for part in parts)
-        if path.suffix == ".py" and LEFT_OUT.isdisjoint(parts) and not is_hidden_or_test:
+        if LEFT_OUT.isdisjoint(parts) and not is_hidden_or_test:
             sources.append(path)
     return sources
 

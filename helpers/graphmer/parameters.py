@@ -5,7 +5,6 @@ from typing import Any
 
 from pydantic import model_validator
 
-from helpers.data.data_source import ModelSource
 from helpers.data.hub import MINILM
 from helpers.machine.runtime import Runtime, choose_precision
 from helpers.parameters import NO_NETWORK, SAMPLE, UPLOAD, Parameters, Source, parameter, source_path
@@ -37,7 +36,7 @@ class GraphParameters(Parameters):
     question: str = parameter(
         "read a configuration file", "A question in your own words for the search of the code.", identity=False
     )
-    base_model: ModelSource = parameter(
+    base_model: Source = parameter(
         MINILM,
         "Sentence encoder that the search starts from: a hub id, a local folder, or 'sample', a small random one. "
         f"{NO_NETWORK}",

@@ -173,29 +173,22 @@ def load_records(data_source: str, *, seed: int) -> Records:
     A row that cannot be read, has no question or no answer, or repeats another one is set aside with its reason. Where the
     source has no validation or test split, a tenth of its documents, or of its groups of near-duplicate questions, becomes one.
 
-    Raises ValueError (most rows cannot be used, a file that cannot be parsed, too few records), FileNotFoundError and
-    ConnectionError.
+    Raises ValueError (most rows cannot be used, a file or a hub set that cannot be read, too few records) and FileNotFoundError.
     """
     place = locate(data_source)
     set_aside = SetAside(place.source)
+    sources = {"train": [*number_rows(sample_records())]}
     if not place.is_sample:
-        sources = read_splits(place, SUFFIXES, set_aside)
-    else:
-        sources = {"train": number_rows("sample", sample_records(), set_aside)}
+        sources = read_splits(place, SUFFIXES)
     digest, unused, repeats = hashlib.sha256(), Counter[str](), []
     conversations: set[str] = set()
     splits: dict[str, list[Record]] = {"test": [], "validation": [], "train": []}  # training loses what it repeats
     for name, records in splits.items():
-        for row in sources.get(name, ()):
+        for row, record in set_aside.convert(sources.get(name, ()), lambda row: (row, record_of(row, unused))):
             digest.update(json.dumps(row.values, default=str).encode())
-            try:
-                record = record_of(row, unused)
-            except Unusable as reason:
-                set_aside.add(row, str(reason))
-                continue
             conversation = json.dumps([record.messages, record.tools], sort_keys=True, default=str)
             if conversation in conversations:
-                repeats.append((set_aside.place(row), "repeats another row"))
+                repeats.append((row.where, "repeats another row"))
             else:
                 conversations.add(conversation)
                 records.append(record)
@@ -233,7 +226,7 @@ def record_of(row: Row, unused: Counter) -> Record:
     Raises Unusable where the row has no columns of `FORMS`, a message that is none, or no question or answer.
     """
     columns = _Columns(row)
-    number = columns.text("id") or str(row.number)
+    number = columns.text("id") or row.where
     group = columns.text("document", "doc_id", "document_id", "group")
     tools = _tools(columns.take("tools", "functions"))
     system = columns.text("system", "system_prompt")

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
-from helpers.data.data_source import ModelSource
 from helpers.parameters import MACHINE, NO_NETWORK, Parameters, Source, in_range, parameter
 from helpers.plan.settings import Recipe
 
@@ -33,7 +32,7 @@ class LegalParameters(Parameters):
         "Hub data set; path to your own .jsonl, .json, .csv or .parquet with question and answer, text and label, prompt and "
         f"completion, or messages; or 'sample', invented law with its reasoning. {NO_NETWORK}",
     )
-    base_model: ModelSource = parameter(
+    base_model: Source = parameter(
         "Qwen/Qwen2.5-0.5B-Instruct", "Language model: hub id, local path, or 'sample' for a tiny random one."
     )
     method: Literal["lora", "qlora", "full"] = parameter(

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from helpers.data import hub, words
 from helpers.data.data_source import DataSource, Place, locate
-from helpers.data.listing import Listing, list_files
-from helpers.data.rows import Row, SetAside, Unusable, number_rows, read_rows, read_separated
+from helpers.data.files import list_files
+from helpers.data.rows import Row, SetAside, Unusable, number_rows, read_rows
 from helpers.lejepa import documents, sample
 from helpers.lejepa.documents import Passage, Spans, cut
 from helpers.lejepa.parameters import DEFAULT_DATA, LEAST_BATCH
@@ -80,7 +80,6 @@ class Collection(DataSource):
     training: list[Example]
     dev: list[Question]
     test: list[Question]
-    listing: Listing | None = None  # of a folder: what was read, and what was not
     notes: tuple[str, ...] = ()
 
     @functools.cached_property
@@ -124,10 +123,9 @@ def load(
     num_samples: training pairs that are drawn at most; 0 takes all. It never limits what is searchable.
     spans, limit: where the tokens of a text are, and how many of them a passage has at most: `model.token_spans`.
 
-    Raises ValueError (a missing column, too few documents), FileNotFoundError and ConnectionError, which name data_source.
+    Raises ValueError (a missing column, too few documents, a hub set that cannot be read) and FileNotFoundError, which name data_source.
     """
     place = locate(data_source)
-    listing = None
     if place.is_sample:
         content = _content(itertools.starmap(_pair, sample.first_pairs()))
     elif place.path is None:
@@ -137,7 +135,7 @@ def load(
     elif (place.path / "corpus.jsonl").is_file():
         content = _from_beir(place.path, place.source)
     else:
-        listing, content = _from_folder(place.path, place.source)
+        content = _from_folder(place.path, place.source)
     passages: list[Passage] = []
     for section in content.sections:
         passages += cut(section, spans, limit)
@@ -163,7 +161,6 @@ def load(
         passages=passages,
         training=training[: num_samples or None],
         **parts,
-        listing=listing,
         notes=content.notes,
         name=place.name,
         revision=REVISIONS.get(place.value),
@@ -187,28 +184,28 @@ def _bodies(passages: Iterable[Passage]) -> dict[str, str]:
 # ---- files and rows
 
 
-def _from_folder(folder: Path, source: str) -> tuple[Listing, _Content]:
-    """Documents and rows, side by side. A file that cannot be read is set aside, named in the listing."""
-    listing = list_files(folder, documents.SUFFIXES + ROWS, source=source)
+def _from_folder(folder: Path, source: str) -> _Content:
+    """Documents and rows, side by side. A file that cannot be read is named."""
+    paths, passed_over = list_files(folder, documents.SUFFIXES + ROWS, source)
+    tracking.say(f"{len(paths):,} files are read; passed over: {dict(passed_over)}")
     texts: list[Passage] = []
     unused: set[str] = set()
-    for file in list(listing.files):
-        set_aside = SetAside(listing.name(file))
+    for file in paths:
+        name = file.relative_to(folder).as_posix()
         try:
             if file.suffix.lower() in ROWS:
-                texts += _from_rows(read_rows(file, ROWS, set_aside), set_aside, unused)
+                texts += _from_rows(read_rows(file, ROWS, name), SetAside(name), unused)
             else:
-                texts += documents.read_document(file, set_aside.source)
+                texts += documents.read_document(file, name)
         except ValueError as error:
-            listing.skip(file, str(error))
-    return listing, _content(texts, unused)
+            tracking.say(f"not read: {name}: {error}")
+    return _content(texts, unused)
 
 
 def _from_file(path: Path, source: str) -> _Content:
     unused: set[str] = set()
     if path.suffix.lower() not in documents.SUFFIXES:
-        set_aside = SetAside(source)
-        return _content(_from_rows(read_rows(path, ROWS, set_aside), set_aside, unused), unused)
+        return _content(_from_rows(read_rows(path, ROWS, source), SetAside(source), unused), unused)
     try:
         sections = documents.read_document(path, path.name)
     except ValueError as error:
@@ -227,10 +224,8 @@ def _from_rows(rows: Iterable[Row], set_aside: SetAside, unused: set[str]) -> li
     """Documents, and past questions with their answers, by the columns of each row. Adds the columns that are not used to `unused`."""
 
     def read(row: Row) -> Passage:
-        values = {str(name).lower(): value for name, value in row.values.items()}
-        row = row._replace(values=values)
         columns = _pair_columns(row)
-        unused.update(values.keys() - (columns or DOCUMENT))
+        unused.update(row.values.keys() - (columns or DOCUMENT))
         if not columns:
             return _document(row)
         texts = [row.text(column).strip() for column in columns]
@@ -338,14 +333,12 @@ def _fold(text: str) -> str:
 
 def _from_beir(folder: Path, source: str) -> _Content:
     set_aside = SetAside(source)
-    corpus = read_rows(folder / "corpus.jsonl", ROWS, set_aside)
+    corpus = read_rows(folder / "corpus.jsonl", ROWS, source)
     judgements: list[Row] = []
     queries: Iterable[Row] = ()
-    files = list_files(folder / "qrels", None, source=source).files
-    for path in files:
-        if path.suffix == ".tsv":
-            queries = read_rows(folder / "queries.jsonl", ROWS, set_aside)
-            judgements += read_separated(path, set_aside, source=f"{source}, {path.name}", columns=JUDGEMENT)
+    for path in sorted(folder.glob("qrels/*.tsv")):
+        queries = read_rows(folder / "queries.jsonl", ROWS, source)
+        judgements += read_rows(path, ROWS, f"{source}, {path.name}")
     return _judged(corpus, queries, judgements, set_aside)
 
 
@@ -360,7 +353,7 @@ def _from_hub(place: Place) -> _Content:
         def rows(subset: str) -> list[Row]:
             rows: list[Row] = []
             for split in datasets.load_dataset(place.value, subset, revision=revision).values():
-                rows += number_rows(place.source, split, set_aside)
+                rows += number_rows(split)
             return rows
 
         if {"corpus", "queries", "default"} <= {*subsets}:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import helpers
-from helpers.data.text import read_text
+from helpers.data.files import read_text
 from helpers.notebook import setup
 
 SUFFIXES = (".md", ".markdown", ".rst", ".txt", ".html", ".htm", ".pdf", ".docx")

@@ -6,7 +6,6 @@ from typing import Any
 
 from pydantic import model_validator
 
-from helpers.data.data_source import ModelSource
 from helpers.data.hub import EMBEDDING_GEMMA, MINILM, MPNET
 from helpers.parameters import MACHINE, NO_NETWORK, SAMPLE, Parameters, Source, in_range, parameter
 from helpers.plan.settings import Recipe
@@ -28,7 +27,7 @@ class EmbeddingParameters(Parameters):
         DEFAULT_DATA,
         f"Your folder of documents, a .csv or .jsonl of past questions with their answers, a hub set, or 'sample'. {NO_NETWORK}",
     )
-    base_model: ModelSource = parameter(
+    base_model: Source = parameter(
         AUTO,
         "Model to start from: 'auto', a hub id, a local path, or 'sample' for a tiny random model.",
         suggestions=(AUTO, MINILM, MPNET, EMBEDDING_GEMMA, SAMPLE),

@@ -17,9 +17,8 @@ import torch
 
 from helpers.data import hub, rows
 from helpers.data.data_source import DataSource, Place, locate, read_splits
-from helpers.data.listing import list_files
+from helpers.data.files import list_files, read_text
 from helpers.data.rows import SetAside
-from helpers.data.text import read_text
 
 from .parameters import HUB_TEXTS, MIN_TEXTS
 from .sample import sample_stories
@@ -57,8 +56,7 @@ def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
     data_source: "sample"; a text (.txt, .md), a file of rows with a column `text` or `story`, or a folder of such files; a hub id.
     num_texts: how many in all; 0 takes every text, but 10,000 of a hub id.
 
-    Raises ValueError (too few texts, no such column, a damaged file), FileNotFoundError, and ConnectionError for a hub that
-    cannot be reached.
+    Raises ValueError (too few texts, no such column, a damaged file, a hub set that cannot be read) and FileNotFoundError.
     """
     place = locate(data_source)
     revision = None if place.path else REVISIONS.get(place.value)
@@ -109,11 +107,14 @@ def _read_texts(place: Place, revision: str | None, num_texts: int, seed: int) -
         if texts:
             return texts
     if path:
-        read = read_splits(place, rows.SUFFIXES, set_aside)["train"]
+        read = read_splits(place, (*rows.SUFFIXES, *TEXT_SUFFIXES))["train"]
     else:  # which may be far larger
-        hub_rows = hub.splits(place.value, revision=revision)["train"].shuffle(seed=seed)
+        import datasets
+
+        with hub.reading(name="data_source", source=place.value):
+            hub_rows = datasets.load_dataset(place.value, split="train", revision=revision).shuffle(seed=seed)
         drawn = hub_rows.select(range(min(num_texts or HUB_TEXTS, len(hub_rows))))
-        read = rows.number_rows(place.source, drawn, set_aside)
+        read = [*rows.number_rows(drawn)]
     remedy = "name the column of the texts so"
     texts = list(set_aside.convert(read, lambda row: row.text(row.column(COLUMNS, remedy))))
     set_aside.check()
@@ -124,18 +125,18 @@ def _read_texts(place: Place, revision: str | None, num_texts: int, seed: int) -
 
 def _read_folder(folder: Path, source: str) -> list[str]:
     """A text from each text file, or the texts in each of fewer than 20 files; none from a folder of tables."""
-    listing = list_files(folder, (*TEXT_SUFFIXES, *rows.SUFFIXES), source=source)
+    paths, passed_over = list_files(folder, (*TEXT_SUFFIXES, *rows.SUFFIXES), source)
     contents = []
-    for file in list(listing.files):
+    for file in paths:
         try:
             if file.suffix.lower() in TEXT_SUFFIXES:
                 contents.append(read_text(file))
             else:
-                listing.skip(file, "it is a table, and the folder has texts")
+                passed_over[file.suffix] += 1  # a table, and the folder may have texts
         except (ValueError, OSError) as error:
-            listing.skip(file, str(error))
+            print(f"not read: {file.name} {error}")
     if contents:
-        print(listing)
+        print(f"{len(contents):,} files are read; passed over: {dict(passed_over)}")
     if len(contents) >= MIN_TEXTS:
         return contents
     texts: list[str] = []

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from helpers.data.listing import RUN_FILE
+from helpers.data.files import RUN_FILE
 from helpers.parameters import DRIVE, expanded
 from helpers.show import tracking
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import helpers
 from helpers.data import data_source
-from helpers.data.listing import RUN_FILE, reason_against_name
+from helpers.data.files import JUNK, RUN_FILE
 from helpers.machine import ranks, xla
 from helpers.machine.runtime import Runtime
 from helpers.notebook import method
@@ -233,7 +233,7 @@ def _same_run(name: str, path: Path, definition: dict[str, Any], params: Paramet
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
-        entries = sorted(entry.name for entry in path.iterdir() if not reason_against_name(entry.name))
+        entries = sorted(entry.name for entry in path.iterdir() if not JUNK.fullmatch(entry.name))
         if not os.access(path, os.W_OK):
             raise PermissionError("no write permission")
     except OSError as error:

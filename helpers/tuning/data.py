@@ -62,8 +62,8 @@ def load_texts(params: TuningParameters) -> LabelledTexts:
 
     A text that is in several splits stays in the last of train, validation, test. A text with several labels is left out.
 
-    Raises ValueError (no such column, most rows without a text or a label, too few rows), FileNotFoundError (no such path or hub
-    id) and ConnectionError (hub not reachable and nothing cached).
+    Raises ValueError (no such column, most rows without a text or a label, too few rows, a hub set that cannot be read) and
+    FileNotFoundError (no such path).
     """
     place = locate(params.data_source)
     set_aside = SetAside(place.source)
@@ -112,7 +112,7 @@ def _read(place: Place, params: TuningParameters, set_aside: SetAside) -> dict[s
         return text, _label(row, row.column(label_columns, REMEDY.format("label")))
 
     revision = REVISIONS.get(place.value)
-    splits = read_splits(place, SUFFIXES, set_aside, name=SUBSETS.get(place.value), revision=revision)
+    splits = read_splits(place, SUFFIXES, name=SUBSETS.get(place.value), revision=revision)
     pairs = {}
     for name in SPLITS:
         if name in splits:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from helpers.data.data_source import ModelSource
 from helpers.parameters import NO_NETWORK, Parameters, Source, parameter
 from helpers.plan.settings import Recipe
 
@@ -20,7 +19,7 @@ class TuningParameters(Parameters):
         "Hub data set; or a path to your own `.csv`, `.jsonl` or `.parquet` with text and label, or to a folder with train, "
         f"validation and test; or 'sample', documentation strings of Python by package. {NO_NETWORK}",
     )
-    base_model: ModelSource = parameter(
+    base_model: Source = parameter(
         "google-bert/bert-base-uncased",
         "Encoder to fine-tune: hub id, local path, or 'sample' for a tiny random one.",
         suggestions=("google-bert/bert-base-uncased", "sentence-transformers/all-MiniLM-L6-v2", "sample"),

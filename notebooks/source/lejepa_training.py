@@ -117,8 +117,6 @@ loaded = data.load(
     spans=spans,
     limit=min(limit, params.max_seq_length),
 )
-if loaded.listing:
-    print(loaded.listing)
 for note in loaded.notes:
     print(note)
 print(loaded.passages[0].text[:400])

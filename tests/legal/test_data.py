@@ -33,7 +33,7 @@ def test_records_that_differ_in_their_reasoning_alone_are_no_repeats_and_stay_in
     rows = [{"question": question(n // 3), "reasoning": f"Step {n}.", "answer": f"{n // 3}"} for n in range(3 * NUMBER)]
     rows += [rows[0] | {"system": "Be brief."}, rows[0]]
     records = loaded(tmp_path, rows)
-    assert [each["row"] for each in records.set_aside] == [f"line {len(rows)}"]
+    assert [each["row"] for each in records.set_aside] == [f"x.jsonl line {len(rows)}"]
     questions = [{record.question for record in part} for part in records.splits.values()]
     assert sum(map(len, questions)) == NUMBER
 
@@ -89,9 +89,9 @@ REFUSED = {
     "tools that are no JSON": ([{"messages": [USER, ASSISTANT], "tools": "{"}], "column `tools` is not JSON"),
     "an answer without a text": (
         [{"messages": [USER, {"role": "assistant", "content": ""}]}],
-        "1 of 1 rows cannot be used\n  1, first line 1: no answer",
+        "1 of 1 rows cannot be used\n  1, first x.jsonl line 1: no answer",
     ),
-    "answers alone": ([{"question": "", "answer": "So."}], "first line 1: no question"),
+    "answers alone": ([{"question": "", "answer": "So."}], "first x.jsonl line 1: no question"),
     "judgements of KTO": ([{"prompt": "Why?", "completion": "So.", "label": False}], "as in KTO"),
     "an empty turn": (
         [{"messages": [USER, {"role": "assistant", "content": " "}, USER, ASSISTANT]}],
@@ -127,16 +127,16 @@ def test_every_row_that_is_set_aside_is_counted_with_its_reason_and_unused_colum
         file.write(b'{"question": "\xfc"\n')
     records = load_records(str(path), seed=0)
     reasons = {each["row"]: each["reason"] for each in records.set_aside}
-    assert {row: reasons.pop(row) for row in ("line 31", "line 32", "line 33")} == {
-        "line 31": "repeats another row",
-        "line 32": "no answer",
-        "line 33": "no question",
+    assert {row: reasons.pop(row) for row in ("x.jsonl line 31", "x.jsonl line 32", "x.jsonl line 33")} == {
+        "x.jsonl line 31": "repeats another row",
+        "x.jsonl line 32": "no answer",
+        "x.jsonl line 33": "no question",
     }
     for row, reason in (
-        ("line 34", "begins with the assistant"),
-        ("line 35", "its columns: title"),
-        ("line 36", "arguments of a tool call"),
-        ("line 37", "its bytes fit cp1252"),
+        ("x.jsonl line 34", "begins with the assistant"),
+        ("x.jsonl line 35", "its columns: title"),
+        ("x.jsonl line 36", "arguments of a tool call"),
+        ("x.jsonl line 37", "it is not a JSON object"),
     ):
         assert reason in reasons.pop(row)
     assert not reasons

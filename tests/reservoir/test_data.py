@@ -101,14 +101,15 @@ def test_a_data_set_of_the_hub_is_known_by_its_id_and_revision(monkeypatch):
 
     calls = []
 
-    def splits(name, **options):
+    def load_dataset(name, **options):
         calls.append((name, options))
-        return datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": TEXTS})})
+        return datasets.Dataset.from_dict({"text": TEXTS})
 
-    monkeypatch.setattr(hub, "splits", splits)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(hub, "answers", lambda: True)
     ((name, revision),) = REVISIONS.items()
     texts = load_texts(name, num_texts=50, seed=0)
-    assert calls == [(name, {"revision": revision})]
+    assert calls == [(name, {"split": "train", "revision": revision})]
     assert texts.source.startswith(f"{name}@{revision}, 50 texts") and len(all_of(texts)) == 50
 
 

@@ -6,13 +6,14 @@ import contextlib
 import errno
 import hashlib
 import json
+import os
 import stat
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from helpers.data.listing import Listing, list_files
+from helpers.data.files import list_files
 
 MOST_BYTES = 1_000_000  # of a source; the longest of the standard library has 0.8 million
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})  # idle_test: the standard library's, of IDLE
@@ -44,7 +45,9 @@ def find_sources(folder: str | Path, include_tests: bool, notebooks: bool = Fals
     without = () if include_tests else TEST_FOLDERS
     suffixes = (*_READ, NOTEBOOK) if notebooks else _READ
     source = f"data_source={str(folder)!r}"
-    return Sources(list_files(root, suffixes, source=source, names=PROJECT_FILES, without=without))
+    paths, passed_over = list_files(root, suffixes, source, names=PROJECT_FILES, without=without)
+    closed = [name for name in passed_over if (root / name).exists() and not os.access(root / name, os.R_OK)]
+    return Sources(root, paths, closed)
 
 
 class Sources:
@@ -55,11 +58,10 @@ class Sources:
     each other one.
     """
 
-    def __init__(self, listing: Listing):
-        self.root = listing.folder
-        paths = sorted(path.relative_to(self.root).as_posix() for path in listing.files)
+    def __init__(self, root: Path, files: list[Path], closed: list[str]):
+        self.root = root
+        paths = sorted(path.relative_to(self.root).as_posix() for path in files)
         self.files = [path for path in paths if path.endswith((*_READ, NOTEBOOK))]
-        root = self.root
         self.above = ""
         while root.name and (root / "__init__.py").is_file():
             self.above = f"{root.name}/{self.above}"
@@ -68,7 +70,7 @@ class Sources:
         parts = [f"{self.above}{path}".rpartition("/") for path in paths]
         self.projects = {folder for folder, _, name in parts if name in PROJECT_FILES}
         self.read: list[dict] = []
-        self.failed = [{"path": path, "error": reason} for path, reason, junk in listing.skipped if not junk]
+        self.failed = [{"path": path, "error": "it may not be opened"} for path in closed]
 
     def state(self) -> list[tuple]:
         """What changes when a file does."""
