@@ -6,7 +6,6 @@ same answers test, else questions about answers that no training pair has. *A fo
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -17,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from helpers.data import hub, words
 from helpers.data.data_source import DataSource, Place, locate
@@ -26,8 +25,6 @@ from helpers.data.rows import Row, SetAside, Unusable, number_rows, read_rows
 from helpers.lejepa import documents, sample
 from helpers.lejepa.documents import Passage, Spans, cut
 from helpers.lejepa.parameters import DEFAULT_DATA, LEAST_BATCH
-from helpers.run import checkpoint
-from helpers.run.disk import write_json
 from helpers.show import tracking
 
 REVISIONS = {DEFAULT_DATA: "ae763399273d8b20506b80cf6f6f9a31a6a2b238"}  # the one of MTEB's task MedicalQARetrieval
@@ -53,7 +50,6 @@ WISHED = 50  # held-out questions; at most a fifth of all chooses, and as many t
 DEALT = 1000  # judged questions that are dealt among training, dev and test; fewer choose and test
 OTHERS = 20  # past questions with the same answer that an example has at most
 HEADING_WORDS = range(2, 41)  # of a heading that can be a question
-SPLIT_FILE = "questions.json"
 
 
 class Question(NamedTuple):
@@ -467,41 +463,3 @@ def _from_questions(past: list[Question], bodies: dict[str, str]) -> list[Exampl
             others = ring[place : place + count]
             examples.append(Example(text, (bodies[name], *others), name))
     return examples
-
-
-# ---- a run that goes on
-
-
-def keep_split(collection: Collection, folder: Path) -> Collection:
-    """The collection with the questions that train, choose and test in the run of `folder`, so that new documents need no new run.
-
-    Documents may come, change and go: they are searched as they are now, and the model stays the one of the questions that the run
-    began with. A question whose document is gone is left out. Before its first step the run takes the questions of `collection`.
-    """
-    file = folder / SPLIT_FILE
-    parts = ("past", "dev", "test")
-    began = any(checkpoint.step_of(path) for path in checkpoint.listed(folder))
-    if not (began and file.is_file()):
-        fields = {name: getattr(collection, name) for name in ("source", "sha256", "training", *parts)}
-        write_json(file, fields)
-        return collection
-    saved = json.loads(file.read_text(encoding="utf-8"))
-    if saved["source"] == collection.source:
-        return collection
-    tracking.say(
-        "the documents have changed since this run began: they are searched as they are now, and only new or changed passages are "
-        "embedded. The model stays as it was trained; to train on the new texts as well, set output_dir to a new folder"
-    )
-    questions: dict[str, Any] = {}
-    texts, searchable = set(), {*collection.documents}
-    for part in parts:
-        questions[part] = []
-        for text, answers in saved[part]:
-            texts.add(text)
-            if searchable.issuperset(answers):
-                questions[part].append(Question(text, frozenset(answers)))
-    if collection.past:
-        now = collection.past + collection.dev + collection.test
-        questions["past"] += [question for question in now if question.text not in texts]
-    training = [Example(question, tuple(texts), key) for question, texts, key in saved["training"]]
-    return dataclasses.replace(collection, training=training, sha256=saved["sha256"], **questions)

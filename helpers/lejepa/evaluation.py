@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,23 +11,17 @@ from helpers.data.words import RUNS
 from helpers.lejepa.data import Collection, Question
 from helpers.lejepa.documents import Passage, Spans
 from helpers.lejepa.search import Mix, lexical_index, lexical_scores
-from helpers.lejepa.standalone import classify, combine, unit
+from helpers.lejepa.standalone import combine, unit
 from helpers.show.intervals import FEWEST, Interval, bootstrap
 
 # Q questions · N passages · D documents · K dimensions
 
-SAMPLED = 200  # texts whose script and language decide
+SAMPLED = 200  # texts whose language decides
 MANY_PIECES = 1.8  # tokens a word
-SHORT = 25  # words of a text
-STOCK, HEAD, TRAINED = "stock model", "LeJEPA, head", "LeJEPA"
-MEANING, WORDS, FUSION, CLASSIFIER = (
-    Mix(meaning=1),
-    Mix(words=1),
-    Mix(meaning=1, words=1, by_rank=True),
-    Mix(classifier=1),
-)
-MIXES = (MEANING, WORDS, FUSION, *(Mix(meaning=1, words=weight) for weight in (0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0)))
-WITH_CLASSIFIER = tuple(Mix(*weights, classifier=1) for weights in product((0.0, 0.5, 1.0), (0.0, 0.1, 0.3)))
+STOCK, TRAINED = "stock model", "LeJEPA"
+BY_RANK, CLASSIFIER = "stock model and BM25 by rank", "linear classifier on the stock model"  # rivals of the search
+MEANING, WORDS = Mix(meaning=1), Mix(words=1)
+MIXES = (MEANING, WORDS, *(Mix(meaning=1, words=weight) for weight in (0.1, 0.2, 0.5, 1.0, 2.0)))
 Table = Mapping[Mix, np.ndarray]  # nDCG@10 of every question, by the weights of the search
 
 
@@ -70,20 +63,18 @@ class Judge:
             values_Q.append(gain / discounts[: len(answers)].sum())
         return np.array(values_Q)
 
-    def measure(
-        self, questions_QK: np.ndarray, passages_NK: np.ndarray, classifier_NK: np.ndarray | None = None
-    ) -> dict[Mix, np.ndarray]:
-        """nDCG@10 [Q] of these embeddings in every search of `MIXES`, and with a classifier `WITH_CLASSIFIER`."""
-        questions_QK = unit(questions_QK)
-        scores = {
-            "meaning": questions_QK @ unit(passages_NK).T,
-            "words": self.words_QN,
-            "classifier": classify(classifier_NK, questions_QK),
-        }
-        mixes = MIXES
-        if classifier_NK is not None:
-            mixes += WITH_CLASSIFIER
-        return {mix: self.ndcg(combine(scores, mix._asdict())) for mix in mixes}
+    def measure(self, questions_QK: np.ndarray, passages_NK: np.ndarray) -> dict[Mix, np.ndarray]:
+        """nDCG@10 [Q] of these embeddings in every search of `MIXES`."""
+        cosines_QN = unit(questions_QK) @ unit(passages_NK).T
+        return {mix: self.ndcg(combine(cosines_QN, self.words_QN, **mix._asdict())) for mix in MIXES}
+
+    def by_rank(self, questions_QK: np.ndarray, passages_NK: np.ndarray) -> np.ndarray:
+        """nDCG@10 [Q] of embeddings and BM25 fused by rank (Cormack et al. 2009: the sum of 1 / (60 + rank)), which needs no weights."""
+        total_QN = 0.0
+        for scores_QN in (unit(questions_QK) @ unit(passages_NK).T, self.words_QN):
+            order_QN = np.argsort(-scores_QN, kind="stable")
+            total_QN = total_QN + 1 / (61 + np.argsort(order_QN, kind="stable"))
+        return self.ndcg(total_QN)
 
 
 class Verdict(NamedTuple):
@@ -116,16 +107,11 @@ def compare(description: str, ours_Q: np.ndarray, theirs_Q: np.ndarray) -> Verdi
 
 
 class Choice(NamedTuple):
-    """What dev questions chose: the model, why, and the weights of each model's search, the better trained model first."""
+    """What dev questions chose: the model, why, and the weights of each model's search."""
 
     model: str
     reason: str
     mixes: dict[str, Mix]
-
-    @property
-    def trained(self) -> str:
-        """The better one of the trained models."""
-        return next(name for name in self.mixes if name != STOCK)
 
 
 def choose(dev: Mapping[str, Table], default: Mix, kind: str) -> Choice:
@@ -135,29 +121,39 @@ def choose(dev: Mapping[str, Table], default: Mix, kind: str) -> Choice:
     """
     if not dev or len(dev[STOCK][MEANING]) < FEWEST:
         reason = f"fewer than {FEWEST} dev questions, so the default"
-        return Choice(STOCK, reason, dict.fromkeys((TRAINED, HEAD, STOCK), default))
+        return Choice(STOCK, reason, dict.fromkeys((STOCK, TRAINED), default))
     mixes = {name: _best(table, default) for name, table in dev.items()}
     values = {name: dev[name][mix] for name, mix in mixes.items()}
-    order = sorted(mixes, key=lambda name: -values[name].mean())
-    best = next((name for name in order if name != STOCK), STOCK)
     model = STOCK
-    if _clearly_ahead(values[best], values[STOCK]):
-        model = best
-    means = ", ".join(f"{name} {values[name].mean():.3f}" for name in order)
-    reason = f"nDCG@10 on {len(values[STOCK])} dev {kind}: {means}"
-    return Choice(model, reason, {name: mixes[name] for name in order})
+    if TRAINED in values and _clearly_ahead(values[TRAINED], values[STOCK]):
+        model = TRAINED
+    means = ", ".join(f"{name} {values[name].mean():.3f}" for name in values)
+    return Choice(model, f"nDCG@10 on {len(values[STOCK])} dev {kind}: {means}", mixes)
 
 
-def report(tables: Mapping[str, Table], choice: Choice) -> list[dict[str, Any]]:
-    """Rows of nDCG@10: what costs nothing, and each model in the search that dev questions chose for it."""
-    stock = tables[STOCK]
-    rows = {"BM25 alone": stock[WORDS], f"{STOCK} alone": stock[MEANING], f"{STOCK}, {FUSION}": stock[FUSION]}
-    if CLASSIFIER in stock:
-        rows[f"{STOCK}, linear classifier"] = stock[CLASSIFIER]
-    for name, table in tables.items():
-        mix = choice.mixes[name]
-        rows[f"{name}, chosen: {mix}"] = table[mix]
-    return [{"search": name, "nDCG@10": float(values.mean())} for name, values in rows.items()]
+def simple(stock: Table, rivals: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """nDCG@10 [Q] of what costs nothing: BM25, the stock model, and rivals that have no weights."""
+    return {"BM25 alone": stock[WORDS], f"{STOCK} alone": stock[MEANING], **rivals}
+
+
+def searches(tables: Mapping[str, Table], choice: Choice) -> dict[str, np.ndarray]:
+    """nDCG@10 [Q] of each model in the search that dev questions chose for it."""
+    return {f"{name}, {choice.mixes[name]}": table[choice.mixes[name]] for name, table in tables.items()}
+
+
+def verdicts(tables: Mapping[str, Table], rivals: Mapping[str, np.ndarray], choice: Choice) -> list[Verdict]:
+    """What training adds with the same helper, and the search that is kept beside the strongest simple method."""
+    values = {name: table[choice.mixes[name]] for name, table in tables.items()}
+    methods = simple(tables[STOCK], rivals)
+    strongest = max(methods, key=lambda name: methods[name].mean())
+    return [
+        compare("what training adds (the whole model, each with BM25 as dev chose)", values[TRAINED], values[STOCK]),
+        compare(
+            f"the search that is kept, over the strongest simple method: {strongest}",
+            values[choice.model],
+            methods[strongest],
+        ),
+    ]
 
 
 def _best(table: Table, default: Mix) -> Mix:
@@ -173,26 +169,15 @@ def _clearly_ahead(ours_Q: np.ndarray, theirs_Q: np.ndarray) -> bool:
     return difference_Q.mean() > difference_Q.std(ddof=1) / len(difference_Q) ** 0.5
 
 
-def default_mix(texts: Sequence[str], spans: Spans, mixes: Iterable[Mix] = ()) -> Mix:
+def default_mix(texts: Sequence[str], spans: Spans) -> Mix:
     """The weights where no question can choose; docs/lejepa.md has the table that they are from.
 
-    spans: the tokens of the model. One that cuts the words of a language into many pieces was not trained on it. mixes: those that were
-    measured; with a classifier among them it is in the default.
+    spans: the tokens of the model. One that cuts the words of a language into many pieces was not trained on it.
     """
-    sample = texts[:: max(1, len(texts) // SAMPLED)]
-    pieces = runs = letters = spaceless = 0
-    for text in sample:
+    pieces = words = 0
+    for text in texts[:: max(1, len(texts) // SAMPLED)]:
         pieces += len(spans(text))
-        for run in RUNS.finditer(text):
-            runs += 1
-            letters += len(run[0])
-            spaceless += len(run[1] or "")
-    if 2 * spaceless > letters:
-        return WORDS
-    if CLASSIFIER in mixes:
-        return Mix(meaning=1, words=0.1, classifier=1)
-    if pieces > MANY_PIECES * runs:
+        words += sum(1 for _ in RUNS.finditer(text))
+    if pieces > MANY_PIECES * words:
         return Mix(meaning=1, words=2.0)
-    if runs < SHORT * len(sample):
-        return Mix(meaning=1, words=0.1)
     return Mix(meaning=1, words=0.5)

@@ -17,7 +17,6 @@ LEAST_BATCH = 2  # texts: LeJEPA compares texts with each other
 BATCH, EPOCHS = 64, 10
 CPU_STEPS, CPU_TOKENS = (30, 120), 400_000  # on a CPU: at least, at most, and what MiniLM trains on in some 5 minutes
 STEPS = 600  # at most elsewhere: 10 minutes of mpnet on a T4
-HEAD_RATE = 1e-3  # of the head alone
 
 
 class EmbeddingParameters(Parameters):

@@ -22,31 +22,20 @@ from helpers.train.sentence_encoder import encoder_on_cpu
 
 # Q questions · N passages · D documents · K dimensions
 
-CLASSES = 2_000  # answers that the classifier learns at most: it takes minutes beyond
-LOGISTIC_C = 10.0  # inverse strength of its penalty: docs/lejepa.md
-
 
 class Mix(NamedTuple):
     """Weights of the parts of a score; `standalone.combine` adds them up."""
 
     meaning: float = 0.0
     words: float = 0.0
-    classifier: float = 0.0
-    by_rank: bool = False
 
     def __str__(self) -> str:
-        if self.by_rank:
-            return "meaning and BM25 by rank"
-        weights = {"meaning": self.meaning, "BM25": self.words, "classifier": self.classifier}
-        parts = []
-        for name, weight in weights.items():
-            if weight == 1:
-                parts.append(name)
-            elif weight:
-                parts.append(f"{weight:g} {name}")
-        if len(parts) == 1:
-            return f"{parts[0].split()[-1]} alone"
-        return " + ".join(parts)
+        if not self.words:
+            return "meaning alone"
+        if not self.meaning:
+            return "BM25 alone"
+        weight = "" if self.words == 1 else f"{self.words:g} "
+        return f"meaning + {weight}BM25"
 
 
 def lexical_index(texts: Sequence[str]) -> Bm25:
@@ -59,28 +48,8 @@ def lexical_scores(index: Bm25, questions: Sequence[str]) -> np.ndarray:
     return np.stack([index.scores(terms(question)) for question in questions])
 
 
-def classifier(passages: Sequence[Passage], embeddings_NK: np.ndarray) -> np.ndarray | None:
-    """Weights [N, K + 1] of a logistic regression from embeddings to answers, one row a passage; None for too many answers.
-
-    The answers and their past questions are what it learns from. It costs seconds, and is the strongest rival that costs nothing.
-    """
-    from sklearn.linear_model import LogisticRegression
-
-    documents_D, row_N = np.unique([passage.document for passage in passages], return_inverse=True)
-    if not 2 < len(documents_D) <= CLASSES:
-        return None
-    regression = LogisticRegression(C=LOGISTIC_C, max_iter=300).fit(unit(embeddings_NK), row_N)
-    weights_DK = np.column_stack([regression.coef_, regression.intercept_]).astype(np.float32)
-    return weights_DK[row_N]
-
-
 def save(
-    folder: Path,
-    model: SentenceTransformer,
-    passages: Sequence[Passage],
-    embeddings_NK: np.ndarray,
-    mix: Mix,
-    classifier_NK: np.ndarray | None = None,
+    folder: Path, model: SentenceTransformer, passages: Sequence[Passage], embeddings_NK: np.ndarray, mix: Mix
 ) -> Path:
     """Writes all that a search needs: model, FAISS index, BM25 index, passages, weights and `search.py`.
 
@@ -97,9 +66,6 @@ def save(
     rows = [(passage.document, passage.text, passage.shown) for passage in passages]
     (fresh / "passages.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
     (fresh / "mix.json").write_text(json.dumps(mix._asdict()), encoding="utf-8")
-    if mix.classifier:
-        assert classifier_NK is not None
-        np.save(fresh / "classifier.npy", classifier_NK, allow_pickle=False)
     export(model, fresh / "model")
     own_words = "from helpers.data.words import words\n"
     script = Path(__file__).with_name("standalone.py").read_text(encoding="utf-8")

@@ -5,9 +5,8 @@
 
     from search import search         the same in a program: search("a question", k=10)
 
-The score of a passage is the sum of what mix.json weighs: the cosine of its embedding (`meaning`), BM25 (`words`), and where past
-questions are searched the score of a linear classifier for its answer (`classifier`), each less its mean and divided by its standard
-deviation over all passages; or the sum of reciprocal ranks (`by_rank`). Questions of your own chose the weights.
+The score of a passage is the cosine of its embedding (`meaning`) and BM25 (`words`), each less its mean and divided by its standard
+deviation over all passages, and multiplied by its weight in mix.json. Questions of your own chose the weights.
 """
 
 import functools
@@ -27,17 +26,13 @@ def search(question, k=10):
     question_words = terms(question)
     if not question_words:
         return []
-    passages, mix, model, index, bm25, classifier = open_folder()
+    passages, mix, model, index, bm25 = open_folder()
     embedding = unit(np.asarray(model.encode_query(question)))
     indexed_words = [word for word in question_words if word in bm25.vocab_dict]
-    scores = {
-        "meaning": index.reconstruct_n() @ embedding,
-        "words": np.zeros(len(passages)),
-        "classifier": classify(classifier, embedding),
-    }
+    word_scores = np.zeros(len(passages))
     if indexed_words:
-        scores["words"] = bm25.get_scores(indexed_words)
-    totals = combine(scores, mix)
+        word_scores = bm25.get_scores(indexed_words)
+    totals = combine(index.reconstruct_n() @ embedding, word_scores, **mix)
     best = {}
     for row in np.argsort(-totals, kind="stable"):
         document, _, shown = passages[row]
@@ -60,10 +55,7 @@ def open_folder():
     # Read as bytes: faiss.read_index cannot open every path on Windows.
     index = faiss.deserialize_index(np.frombuffer((folder / "index.faiss").read_bytes(), np.uint8))
     bm25 = bm25s.BM25.load(folder / "bm25")
-    classifier = None
-    if mix.get("classifier"):
-        classifier = np.load(folder / "classifier.npy", allow_pickle=False)
-    return passages, mix, model, index, bm25, classifier
+    return passages, mix, model, index, bm25
 
 
 def terms(text):
@@ -71,25 +63,9 @@ def terms(text):
     return words(text, lambda word: word[:STEM])
 
 
-def classify(weights, embeddings):
-    """Scores [..., N] from one row [K + 1] a passage, with a bias at its end; 0 without weights."""
-    if weights is None:
-        return 0.0
-    return embeddings @ weights[:, :-1].T + weights[:, -1]
-
-
-def combine(scores, mix):
-    """Total scores [..., N]."""
-    totals = 0
-    for name in ("meaning", "words", "classifier"):
-        weight = mix.get(name)
-        if weight and mix.get("by_rank"):
-            order = np.argsort(-scores[name], kind="stable")
-            rank = np.argsort(order, kind="stable")
-            totals = totals + weight / (61 + rank)
-        elif weight:
-            totals = totals + weight * z(scores[name])
-    return totals
+def combine(meaning_scores, word_scores, meaning, words):
+    """Total scores [..., N]; meaning and words are the weights."""
+    return meaning * z(meaning_scores) + words * z(word_scores)
 
 
 def unit(rows):

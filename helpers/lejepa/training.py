@@ -1,4 +1,4 @@
-"""The rows that LeJEPA trains on, the trainer of the whole encoder, and the head alone on embeddings that are at hand.
+"""The rows that LeJEPA trains on, and the trainer.
 
 The trainer adds to the shared one the slices of SIGReg by the run's step, the terms of the loss in the logs, and gradient caching.
 """
@@ -12,7 +12,6 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from torch import nn
@@ -20,8 +19,7 @@ from torch import nn
 from helpers.lejepa import parameters
 from helpers.lejepa.data import Example
 from helpers.lejepa.documents import Spans
-from helpers.lejepa.model import linear_head
-from helpers.lejepa.parameters import HEAD_RATE, EmbeddingParameters
+from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.machine import xla
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Plan, Recipe
@@ -184,26 +182,3 @@ def new_trainer(
         length=lengths or params.train_length,
         flops_per_token=6.0 * weights,  # of the encoder, without its tables
     )
-
-
-# ---- the head alone
-
-
-def train_head(
-    make_loss, weight_KD: torch.Tensor, anchors_ND: np.ndarray, positives_ND: np.ndarray, batch_size: int
-) -> torch.Tensor:
-    """The weight [K, D] of a head after some seconds of training on a frozen backbone's embeddings of `pairs`.
-
-    make_loss: from a model to a `LeJEPALoss`.
-    """
-    model = nn.Sequential(linear_head(weight_KD))
-    loss, weight_KD = make_loss(model), model[0].linear.weight
-    optimizer = torch.optim.AdamW([weight_KD], HEAD_RATE, weight_decay=0.01)
-    batches = [torch.from_numpy(side_ND).split(batch_size) for side_ND in (anchors_ND, positives_ND)]
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches[0]))
-    for batch in zip(*batches, strict=True):
-        optimizer.zero_grad()
-        loss([{"sentence_embedding": side_ND} for side_ND in batch]).backward()
-        optimizer.step()
-        schedule.step()
-    return weight_KD.detach()

@@ -1,7 +1,6 @@
 """Collections from files, folders and hub sets: what is searchable, what trains, and what chooses and tests."""
 
 import os
-import shutil
 import sys
 
 import pytest
@@ -10,7 +9,6 @@ from helpers.data import words
 from helpers.lejepa import data, documents, sample
 from helpers.lejepa.documents import Passage
 from tests.harness import printed, write
-from tests.test_checkpoint import write as add_checkpoint
 
 pytestmark = pytest.mark.once
 
@@ -235,30 +233,6 @@ def test_a_folder_without_documents_and_judgements_of_unknown_questions_are_name
     folder = beir(tmp_path)
     (tmp_path / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq99\td1\t1")
     assert data.load(folder).kind == "headings"  # said in a line of what is set aside
-
-
-# ---- a run that goes on while its documents change
-
-
-def test_documents_come_and_go_and_the_questions_of_the_run_stay(pages, tmp_path_factory, capsys):
-    run = tmp_path_factory.mktemp("run")
-    data.keep_split(data.load(str(pages), seed=1), run)
-    shutil.rmtree(pages / "sub")
-    before = data.load(str(pages), seed=1)
-    assert data.keep_split(before, run) is before  # nothing has been trained yet
-    for step in (0, 3):
-        add_checkpoint(run, step)
-    assert data.keep_split(data.load(str(pages), seed=1), run) == before
-    gone = sorted(owners(before.test))[0]
-    (pages / gone).unlink()
-    (pages / "new.md").write_text("# A new page about jetties\nIts text.")
-    now = data.load(str(pages), seed=1)
-    kept = data.keep_split(now, run)
-    assert kept.passages == now.passages != before.passages
-    assert kept.source == before.source != now.source  # the data of the run are those that it trains on
-    assert (kept.training, kept.dev) == (before.training, before.dev)
-    assert kept.test == [question for question in before.test if gone not in question.answers]
-    assert "the documents have changed since this run began" in capsys.readouterr().out
 
 
 # ---- formats

@@ -29,10 +29,14 @@ def assert_whole_run(executed, results, kind: str) -> None:
     for values in results["eval"].values():
         assert values.keys() >= {"meaning alone", "BM25 alone"} and all(0 <= value <= 1 for value in values.values())
     trained, whole = results["evidence"]["verdicts"]
-    assert trained["what"].startswith("what training adds to the same search (LeJEPA")
-    kept, mix = results["evidence"]["kept"], results["evidence"]["mix"]
-    difference = results["eval"][kept][mix] - results["eval"]["stock model"]["meaning alone"]
-    assert float(re.match(r"[+-][\d.]+", whole["nDCG@10"])[0]) == pytest.approx(difference, abs=6e-4)
+    assert trained["what"].startswith("what training adds (the whole model")
+    method = re.fullmatch("the search that is kept, over the strongest simple method: (.+)", whole["what"])[1]
+    shares = dict(
+        re.findall(
+            r"(BM25 alone|stock model alone|[a-zM25 ]+ by rank|linear[a-z ]+model) +([01]\.\d+)", text_of(executed)
+        )
+    )
+    assert shares[method] == max(shares.values())
     assert results["evidence"]["reason"] in text_of(executed)
     assert {"index.faiss", "passages.json", "search.py", "bm25", "model", "mix.json"} <= {
         path.name for path in (output / "search").iterdir()
@@ -54,19 +58,15 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
 
 @pytest.mark.once
 @pytest.mark.slow
-def test_a_folder_of_documents_is_enough_and_a_new_one_needs_no_new_run(alone):
+def test_a_folder_of_documents_is_enough_and_a_changed_one_is_refused(alone):
     words = [" ".join(f"word{(number * 7 + i * i) % 97}" for i in range(60)) for number in range(60)]
     files = {f"{number}.md": f"# The page of topic {number}\n{text}." for number, text in enumerate(words)}
     folder = write(alone / "documents", files)
-    _, results = run("lejepa_training", alone, TINY | {"data_source": str(folder), "num_samples": 0})
+    asked = TINY | {"data_source": str(folder), "num_samples": 0}
+    _, results = run("lejepa_training", alone, asked)
     assert (results["data"]["kind"], results["data"]["documents"]) == ("headings", 60)
     (folder / "new.md").write_text("# A page that came later\nIts text is about zebras.")
-    (folder / "3.md").unlink()
-    executed, again = run("lejepa_training", alone, TINY | {"data_source": str(folder), "num_samples": 0})
-    assert "the documents have changed since this run began" in text_of(executed)
-    assert again["data"]["documents"] == 60 and again["data"]["sha256"] == results["data"]["sha256"]
-    assert again["train"]["loss_last"] == results["train"]["loss_last"]
-    assert "zebras" in (Path("out") / "search/passages.json").read_text()
+    assert "data_source: the data has changed since the run" in refused("lejepa_training", alone, asked)
 
 
 @pytest.mark.once

@@ -5,7 +5,6 @@ import shutil
 import numpy as np
 import pytest
 import scipy.stats
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import ndcg_score
 
 from helpers.data.bm25 import Bm25
@@ -14,7 +13,7 @@ from helpers.lejepa.data import Collection, Question
 from helpers.lejepa.documents import Passage
 from helpers.lejepa.model import GaussianEmbeddingGemma, principal_head
 from helpers.lejepa.search import Mix
-from helpers.lejepa.standalone import classify, combine, unit
+from helpers.lejepa.standalone import combine, unit
 from helpers.train.sentence_encoder import encode, load_sentence_encoder
 from tests.harness import printed
 
@@ -57,32 +56,20 @@ def test_a_question_without_a_known_word_has_no_lexical_score():
 
 
 def test_the_hybrid_score_is_that_of_a_slow_loop():
-    draw = np.random.default_rng(0)
-    parts = {name: draw.normal(size=(3, 30)) for name in ("meaning", "words", "classifier")}
-    mixed = combine(parts, Mix(meaning=1, words=0.4, classifier=2)._asdict())
-    fused = combine(parts, Mix(meaning=1, words=1, by_rank=True)._asdict())
-    for row in range(3):
-        meaning, words, classes = (parts[name][row] for name in ("meaning", "words", "classifier"))
-        expected = [
-            m + 0.4 * w + 2 * c for m, w, c in zip(*map(scipy.stats.zscore, (meaning, words, classes)), strict=True)
-        ]
-        assert mixed[row] == pytest.approx(expected)
-        expected = [
-            1 / (60 + m) + 1 / (60 + w)
-            for m, w in zip(*(scipy.stats.rankdata(-scores) for scores in (meaning, words)), strict=True)
-        ]
-        assert fused[row] == pytest.approx(expected)
+    meaning_QN, words_QN = np.random.default_rng(0).normal(size=(2, 3, 30))
+    mixed_QN = combine(meaning_QN, words_QN, meaning=1, words=0.4)
+    for mixed_N, meaning_N, words_N in zip(mixed_QN, meaning_QN, words_QN, strict=True):
+        assert mixed_N == pytest.approx(scipy.stats.zscore(meaning_N) + 0.4 * scipy.stats.zscore(words_N))
 
 
-def test_the_classifier_is_scikit_learns_and_a_passage_has_the_score_of_its_answer():
-    draw = np.random.default_rng(0)
-    embeddings_NK, questions_QK = draw.normal(size=(len(PASSAGES), 8)).astype("f4"), unit(draw.normal(size=(5, 8)))
-    names = [passage.document for passage in PASSAGES]
-    regression = LogisticRegression(C=search.LOGISTIC_C, max_iter=300).fit(unit(embeddings_NK), names)
-    scores_QN = classify(search.classifier(PASSAGES, embeddings_NK), questions_QK)
-    expected_QD = regression.decision_function(questions_QK)
-    columns = [list(regression.classes_).index(name) for name in names]
-    assert scores_QN == pytest.approx(expected_QD[:, columns], abs=1e-3)
+def test_fusion_by_rank_is_that_of_scipys_ranks():
+    judge, draw = evaluation.Judge(collection(), QUESTIONS), np.random.default_rng(0)
+    questions_QK, passages_NK = draw.normal(size=(len(QUESTIONS), 8)), draw.normal(size=(len(PASSAGES), 8))
+    judge.words_QN = draw.normal(size=(len(QUESTIONS), len(PASSAGES)))  # without equal scores
+    totals_QN = 0
+    for scores_QN in (unit(questions_QK) @ unit(passages_NK).T, judge.words_QN):
+        totals_QN = totals_QN + 1 / (60 + scipy.stats.rankdata(-scores_QN, axis=1))
+    assert judge.by_rank(questions_QK, passages_NK) == pytest.approx(judge.ndcg(totals_QN))
 
 
 # ---- measures
@@ -120,7 +107,7 @@ def test_an_interval_is_scipys_paired_bootstrap():
     assert (verdict.won, verdict.lost) == ((ours_Q > theirs_Q).sum(), (ours_Q < theirs_Q).sum())
 
 
-STOCK, TRAINED, HEAD = evaluation.STOCK, evaluation.TRAINED, evaluation.HEAD
+STOCK, TRAINED = evaluation.STOCK, evaluation.TRAINED
 DEFAULT = Mix(meaning=1, words=0.5)
 
 
@@ -133,11 +120,24 @@ def table(**means):
 
 
 def test_questions_choose_the_weights_of_every_model_and_then_the_model():
-    dev = {STOCK: table(BM25_alone=0.5), TRAINED: table(meaning_alone=0.6), HEAD: table(meaning_alone=0.55)}
+    dev = {STOCK: table(BM25_alone=0.5), TRAINED: table(meaning_alone=0.6)}
     choice = evaluation.choose(dev, DEFAULT, "questions")
-    assert (choice.model, choice.mixes[choice.model], choice.trained) == (TRAINED, evaluation.MEANING, TRAINED)
-    assert choice.mixes[STOCK] == evaluation.WORDS
-    assert choice.reason == "nDCG@10 on 100 dev questions: LeJEPA 0.601, LeJEPA, head 0.551, stock model 0.501"
+    assert (choice.model, choice.mixes[TRAINED], choice.mixes[STOCK]) == (TRAINED, evaluation.MEANING, evaluation.WORDS)
+    assert choice.reason == "nDCG@10 on 100 dev questions: stock model 0.501, LeJEPA 0.601"
+
+
+def test_the_verdict_names_the_strongest_simple_method_and_compares_the_whole_trained_model():
+    tables = {STOCK: table(BM25_alone=0.5), TRAINED: table(meaning_alone=0.6)}
+    choice = evaluation.choose(tables, DEFAULT, "questions")
+    rivals = {evaluation.BY_RANK: np.full(100, 0.3), evaluation.CLASSIFIER: np.full(100, 0.4)}
+    trained, kept = evaluation.verdicts(tables, rivals, choice)
+    assert trained.interval.value == pytest.approx(0.1)
+    assert kept.description.endswith("strongest simple method: BM25 alone") and kept.interval.value == pytest.approx(
+        0.1
+    )
+    rivals[evaluation.CLASSIFIER] = np.full(100, 0.9)
+    _, kept = evaluation.verdicts(tables, rivals, choice)
+    assert kept.description.endswith(evaluation.CLASSIFIER) and kept.interval.outcome == "worse"
 
 
 def test_the_default_and_the_stock_model_stay_where_nothing_is_ahead_by_a_standard_error():
@@ -152,26 +152,16 @@ def test_the_default_and_the_stock_model_stay_where_nothing_is_ahead_by_a_standa
     assert evaluation.choose({STOCK: ahead}, DEFAULT, "questions").mixes[STOCK] != DEFAULT
 
 
-@pytest.mark.parametrize(
-    ("text", "pieces", "expected"),
-    [
-        ("how to reset it?", 1, Mix(meaning=1, words=0.1)),
-        ("a long text of a page in a language of the model " * 9, 1, DEFAULT),
-        ("die Bedienungsanleitung des Geschirrspülers " * 9, 3, Mix(meaning=1, words=2.0)),
-        ("这是一个没有空格的句子。" * 9, 1, evaluation.WORDS),
-    ],
-)
-def test_without_questions_the_weights_go_by_script_language_and_length(text, pieces, expected):
+@pytest.mark.parametrize(("pieces", "weight"), [(1, 0.5), (3, 2.0)])
+def test_without_questions_words_weigh_more_where_the_model_cuts_them_into_many_pieces(pieces, weight):
     spans = lambda text: text.split() * pieces  # noqa: E731
-    assert evaluation.default_mix([text] * 5, spans) == expected
-    with_classifier = evaluation.default_mix([text] * 5, spans, evaluation.MIXES + evaluation.WITH_CLASSIFIER)
-    assert with_classifier in {evaluation.WORDS, *evaluation.WITH_CLASSIFIER}
+    assert evaluation.default_mix(["die Anleitung des Herstellers"] * 5, spans) == Mix(meaning=1, words=weight)
 
 
 # ---- the saved folder
 
 
-MIX = Mix(meaning=1, words=0.3, classifier=0.5)
+MIX = Mix(meaning=1, words=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -179,15 +169,14 @@ def saved(model, tmp_path_factory):
     """In a folder whose name has characters of another script, which faiss cannot open on Windows."""
     folder = tmp_path_factory.mktemp("saved") / "Suche für 学习"
     embeddings_NK = encode(model, TEXTS, "document")
-    return search.save(folder, model, PASSAGES, embeddings_NK, MIX, search.classifier(PASSAGES, embeddings_NK))
+    return search.save(folder, model, PASSAGES, embeddings_NK, MIX)
 
 
 def test_the_saved_search_ranks_as_the_one_that_was_measured(model, saved):
     judge = evaluation.Judge(collection(), QUESTIONS)
     passages_NK, questions_QK = encode(model, TEXTS, "document"), unit(encode(model, judge.asked, "query"))
-    classes_QN = classify(search.classifier(PASSAGES, passages_NK), questions_QK)
-    parts = {"meaning": questions_QK @ unit(passages_NK).T, "words": judge.words_QN, "classifier": classes_QN}
-    for question, scores_N in zip(QUESTIONS, combine(parts, MIX._asdict()), strict=True):
+    scores_QN = combine(questions_QK @ unit(passages_NK).T, judge.words_QN, **MIX._asdict())
+    for question, scores_N in zip(QUESTIONS, scores_QN, strict=True):
         results = search.load(saved).search(question.text, k=5)
         expected = list(dict.fromkeys(PASSAGES[row].document for row in np.argsort(-scores_N, kind="stable")))[:5]
         assert [document for _, document, _ in results] == expected
