@@ -43,7 +43,7 @@ class Judge:
         for question in questions:
             answers = sorted(numbers[name] for name in question.answers)
             self.answers.append(np.array(answers))
-        self.words_QN = None
+        self.words_QN = np.zeros((0, len(self.texts)))
         if questions:
             self.words_QN = lexical_scores(lexical_index(self.texts), self.asked)
 
@@ -70,10 +70,11 @@ class Judge:
 
     def by_rank(self, questions_QK: np.ndarray, passages_NK: np.ndarray) -> np.ndarray:
         """nDCG@10 [Q] of embeddings and BM25 fused by rank (Cormack et al. 2009: the sum of 1 / (60 + rank)), which needs no weights."""
-        total_QN = 0.0
-        for scores_QN in (unit(questions_QK) @ unit(passages_NK).T, self.words_QN):
+        cosines_QN = unit(questions_QK) @ unit(passages_NK).T
+        total_QN = np.zeros_like(cosines_QN)
+        for scores_QN in (cosines_QN, self.words_QN):
             order_QN = np.argsort(-scores_QN, kind="stable")
-            total_QN = total_QN + 1 / (61 + np.argsort(order_QN, kind="stable"))
+            total_QN += 1 / (61 + np.argsort(order_QN, kind="stable"))
         return self.ndcg(total_QN)
 
 
