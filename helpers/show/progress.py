@@ -1,19 +1,19 @@
-"""Progress of a training run."""
-
-from __future__ import annotations
+"""Progress of a training run: a line or a bar, and metrics in W&B."""
 
 import os
 import time
 import uuid
 from pathlib import Path
-from typing import Any, ClassVar
 
+import requests.utils
 from transformers import TrainerCallback
-from transformers.integrations.integration_utils import rewrite_logs
+from transformers.integrations import WandbCallback
 from transformers.utils.notebook import NotebookProgressCallback
 
+from helpers.notebook import secrets
+
 from . import tables
-from .tracking import is_watched, say, wandb_mode
+from .tracking import is_watched, say
 
 SHOWN = {"loss": ".4f", "eval_loss": ".4f", "learning_rate": ".2e", "skipped_steps": "d"}  # of a log, and its digits
 
@@ -21,28 +21,18 @@ SHOWN = {"loss": ".4f", "eval_loss": ".4f", "learning_rate": ".2e", "skipped_ste
 class Progress(TrainerCallback):
     """Prints one plain line for each log, with the time that is left."""
 
-    _mark: tuple[int, float] | None = None
-
     def on_train_begin(self, args, state, control, **kwargs):
-        self._mark = (state.global_step, time.perf_counter())
-
-    def on_train_end(self, args, state, control, **kwargs):
-        self._mark = None
+        self.mark = state.global_step, time.perf_counter()
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if not logs or not ("loss" in logs or "eval_loss" in logs) or self._mark is None:
-            return
-        parts = [f"step {state.global_step}/{state.max_steps}"]
-        for name, digits in SHOWN.items():
-            if name in logs:
-                parts.append(f"{name} {logs[name]:{digits}}")
+        parts = [f"{name} {logs[name]:{digits}}" for name, digits in SHOWN.items() if name in logs]
         if "loss" in logs:
-            (step, since), now = self._mark, time.perf_counter()
-            self._mark = (state.global_step, now)
-            rate = max((state.global_step - step) / max(now - since, 1e-9), 1e-9)
-            remaining = tables.seconds((state.max_steps - state.global_step) / rate)
-            parts += [f"steps/s {rate:.2f}", f"left {remaining}"]
-        say("  ".join(parts))
+            (step, since), now = self.mark, time.perf_counter()
+            self.mark = state.global_step, now
+            seconds = (now - since) / max(state.global_step - step, 1)
+            parts.append(f"left {tables.seconds(seconds * (state.max_steps - state.global_step))}")
+        if parts:
+            say("  ".join([f"step {state.global_step}/{state.max_steps}", *parts]))
 
 
 class LiveProgress(NotebookProgressCallback, Progress):
@@ -58,86 +48,43 @@ def progress() -> Progress:
     return LiveProgress() if is_watched() else Progress()
 
 
-class Wandb(TrainerCallback):
-    """Metrics to W&B: one W&B run for each trainer, which its later sessions continue, and one group for a run's folder.
+class Wandb(WandbCallback):
+    """The stock callback with one W&B run for each trainer, which its later sessions continue.
 
-    Training goes on without W&B where that cannot be reached.
+    Raises RuntimeError before the first step if W&B cannot be reached.
     """
 
-    _open: ClassVar[dict[str, Any]] = {}  # W&B's runs of this process, by id
-
-    def __init__(self):
-        self._run = None
-        self._gave_up = False
-
-    def on_train_begin(self, args, state, control, model=None, **kwargs):
-        self._log(args, state, model, {})
-
-    def on_log(self, args, state, control, model=None, logs=None, **kwargs):
-        self._log(args, state, model, rewrite_logs(logs or {}))
-
-    def _log(self, args, state, model, metrics: dict[str, Any]) -> None:
-        if self._gave_up or not state.is_world_process_zero:
+    def on_train_begin(self, args, state, control, **kwargs):
+        if not state.is_world_process_zero:
             return
-        import wandb
-
+        file = Path(args.output_dir, "wandb_run")
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
+        os.environ |= {"WANDB_RUN_ID": file.read_text(encoding="utf-8"), "WANDB_RESUME": "allow"}
+        os.environ |= {"WANDB_DIR": args.output_dir, "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
+        os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")  # seconds
+        server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+        if not (secrets.provide("WANDB_API_KEY") or requests.utils.get_netrc_auth(server)):
+            os.environ.setdefault(
+                "WANDB_MODE", "offline"
+            )  # without a key W&B would ask for one, and nobody may be there
+        self._wandb.teardown()  # a run that was left open, and the environment as wandb read it before
         try:
-            if self._run is None:
-                self._run = self._start(args, model)
-            if metrics:
-                self._run.log({**metrics, "train/global_step": state.global_step})
-        except (wandb.Error, OSError) as error:
-            self._gave_up = True
-            say(f"report_to='wandb': W&B cannot be reached, going on without it ({error})")
-
-    def _start(self, args, model):
-        import wandb
-
-        folder = Path(args.output_dir)
-        root = _run_folder(folder)
-        group = f"{root.name}-{_wandb_id(root)}"
-        part = "-".join(folder.relative_to(root).parts)
-        identity = "-".join(filter(None, (_wandb_id(root), part)))
-        if identity in self._open:
-            return self._open[identity]
-        mode, reason = wandb_mode()
-        run = wandb.init(
-            id=identity,
-            resume=None if mode == "offline" else "allow",
-            group=group,
-            name=args.run_name or " ".join(filter(None, (root.name, part))),
-            project=os.environ.get("WANDB_PROJECT", "huggingface"),
-            dir=str(root),
-            mode=mode,
-            reinit="create_new",  # a run that the person has opened stays as it is
-            settings=wandb.Settings(silent=True, console="off"),
+            super().on_train_begin(args, state, control, **kwargs)
+        except Exception as error:
+            raise RuntimeError(
+                f"report_to='wandb': {error}. Set WANDB_MODE=offline in the environment, or report_to='none'"
+            ) from error
+        say(
+            f"W&B: {self._wandb.run.url or f'offline in {args.output_dir}, for want of a WANDB_API_KEY; `wandb sync` sends it'}"
         )
-        self._open[identity] = run
-        configuration = getattr(model, "config", None)
-        if configuration:
-            run.config.update(configuration.to_dict(), allow_val_change=True)
-        run.config.update(args.to_dict(), allow_val_change=True)
-        run.define_metric("train/global_step")
-        run.define_metric("*", step_metric="train/global_step", step_sync=True)
-        if run.offline:
-            say(f"W&B: offline in {Path(run.dir).parent}; `wandb sync` with this folder sends it{reason}")
-        else:
-            say(f"W&B: {run.url}")
-        return run
 
+    def on_log(self, args, state, control, **kwargs):
+        if self._initialized:  # an evaluation after the training would open the run again
+            super().on_log(args, state, control, **kwargs)
 
-def _run_folder(folder: Path) -> Path:
-    """The folder of the run that a trainer's folder is or lies in."""
-    for parent in (folder, *folder.parents):
-        if (parent / "run.json").is_file():
-            return parent
-    return folder
-
-
-def _wandb_id(folder: Path) -> str:
-    """The id of a run in W&B, kept in its folder."""
-    file = folder / "wandb_run"
-    if not file.is_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
-    return file.read_text(encoding="utf-8")
+    def on_train_end(self, args, state, control, **kwargs):
+        super().on_train_end(args, state, control, **kwargs)
+        self._wandb.finish()
+        self._initialized = False

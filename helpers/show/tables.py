@@ -3,39 +3,45 @@
 tables.show([{"model": "reservoir", "bits per byte": 1.2021}, {"model": "transformer", "bits per byte": 1.186}])
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .tracking import in_kernel
+
 Row = Mapping[str, Any]
-GIB = 2**30
 
 
 def show(rows: Sequence[Row], caption: str = "") -> None:
     """Shows rows, which map column to value, as a table: HTML in a notebook, text elsewhere; a missing column stays empty."""
     from IPython.display import display
 
-    display(Table(rows, caption))
+    plain = text(rows, caption)
+    if not in_kernel():
+        print(plain)
+        return
+    table = frame(rows).to_html(index=False, border=0, justify="left").replace("<td>", '<td style="text-align:left">')
+    display({"text/plain": plain, "text/html": f"<p><b>{html.escape(caption)}</b></p>{table}"}, raw=True)
 
 
 def text(rows: Sequence[Row], caption: str = "") -> str:
     """Rows as text in aligned columns."""
-    cells = _cells(rows)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    if caption:
-        lines.append(caption)
-    for row in cells:
-        lines.append("  ".join(map(str.ljust, row, widths)).rstrip())
-    return "\n".join(lines)
+    return f"{caption}\n{frame(rows).to_string(index=False)}".lstrip()
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """Rows as a Markdown table, for docs."""
-    head, *lines = _cells(rows)
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *lines))
+    table = frame(rows)
+    lines = [table.columns, ["---"] * len(table.columns), *table.to_numpy()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def frame(rows: Sequence[Row]):
+    """The cells of a table, as text."""
+    import pandas
+
+    cells = [{name: cell(value) for name, value in row.items()} for row in rows]
+    return pandas.DataFrame(cells).fillna("")
 
 
 def cell(value: Any) -> str:
@@ -44,22 +50,16 @@ def cell(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float) and abs(value) >= 10_000:
-        return f"{value:,.0f}"
     if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value).replace("\n", " ")  # a table has one line a row
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value).replace("\n", " ")
 
 
 def size(value: float | None) -> str | None:
     """Bytes in GiB or MiB."""
     if value is None:
         return None
-    if value < GIB / 10:
-        return f"{value / 2**20:.0f} MiB"
-    return f"{value / GIB:.2f} GiB"
+    return f"{value / 2**20:.0f} MiB" if value < 2**30 / 10 else f"{value / 2**30:.2f} GiB"
 
 
 def seconds(value: float | None) -> str | None:
@@ -68,37 +68,6 @@ def seconds(value: float | None) -> str | None:
         return None
     for unit, length, limit in (("ms", 1e-3, 1), ("s", 1, 120), ("min", 60, 7_200), ("h", 3_600, 172_800)):
         if value < limit:
-            digits = ".2g" if value / length < 10 else ".0f"
+            digits = ".2g" if value < 10 * length else ".0f"
             return f"{value / length:{digits}} {unit}"
     return f"{value / 86_400:.1f} d"
-
-
-class Table:
-    """Rows for `IPython.display.display`."""
-
-    def __init__(self, rows: Sequence[Row], caption: str = ""):
-        self.rows, self.caption = rows, caption
-
-    def __repr__(self) -> str:
-        return text(self.rows, self.caption)
-
-    def _repr_html_(self) -> str:
-        import pandas
-
-        head, *lines = _cells(self.rows)
-        table = pandas.DataFrame(lines, columns=head).to_html(index=False, border=0, justify="left")
-        table = table.replace("<td>", '<td style="text-align:left">')
-        if not self.caption:
-            return table
-        return f"<p><b>{html.escape(self.caption)}</b></p>{table}"
-
-
-def _cells(rows: Sequence[Row]) -> list[list[str]]:
-    """The head, with the columns of all rows, and the lines."""
-    columns: dict[str, None] = {}
-    for row in rows:
-        columns |= dict.fromkeys(row)
-    lines = [[*columns]]
-    for row in rows:
-        lines.append([cell(row.get(name)) for name in columns])
-    return lines

@@ -1,15 +1,6 @@
-"""What a person sees: lines, and whether metrics go to W&B."""
+"""Lines for the person who watches, and whether there is one."""
 
-from __future__ import annotations
-
-import contextlib
-import netrc
-import os
 import sys
-from pathlib import Path
-from urllib.parse import urlsplit
-
-from helpers.notebook import secrets
 
 
 def say(message: str) -> None:
@@ -39,27 +30,3 @@ def hide_bars() -> None:
     if not is_watched():
         datasets.disable_progress_bars()
         transformers.utils.logging.disable_progress_bar()
-
-
-def wandb_mode() -> tuple[str | None, str]:
-    """The mode of `wandb.init`, and the reason: without a key it would stop a headless run with a question.
-
-    None is the mode that W&B's own settings say.
-    """
-    mode = os.environ.get("WANDB_MODE")
-    if mode:
-        return mode, ""
-    server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
-    if secrets.provide("WANDB_API_KEY") or _has_login(server):
-        return None, ""
-    return "offline", (
-        f" (no WANDB_API_KEY among the secrets or in the environment, and no `wandb login` for {server})"
-    )
-
-
-def _has_login(server: str) -> bool:
-    """Whether `wandb login` has noted a key for the server."""
-    file = os.environ.get("NETRC") or Path.home() / ".netrc"
-    with contextlib.suppress(OSError, netrc.NetrcParseError):
-        return netrc.netrc(file).authenticators(urlsplit(server).netloc) is not None
-    return False
