@@ -14,7 +14,6 @@ ONLY ?= '*'
 
 GPU := .venv-gpu
 TPU := .venv-tpu
-TORCHTPU := .venv-torchtpu
 CUDA := .venv-cuda
 DEMO := outputs/demo-$(notdir $(basename $(DATA)))-$(STEPS)
 export TOKENIZERS_PARALLELISM := false
@@ -43,9 +42,6 @@ test-gpu: $(GPU)/.installed ## the tests with requirements-gpu.txt
 
 test-tpu: $(TPU)/.installed ## what torch_xla has a part in, on 8 virtual XLA devices, and what Google's TPU compiler makes of it
 	OMP_NUM_THREADS=1 $(TPU)/bin/python $(PYTEST) --numprocesses 2 -m 'not once and $(SELECT)'
-
-test-torchtpu: $(TORCHTPU)/.installed ## all trainers on the device of TorchTPU, the successor of torch_xla, without a TPU (by hand)
-	TORCH_DEVICE_BACKEND_AUTOLOAD=0 OMP_NUM_THREADS=1 $(TORCHTPU)/bin/python -m pytest tests/machine/test_torch_tpu.py
 
 cuda: $(CUDA)/.installed ## what is left on the CPU where a GPU trains, by fake tensors of a card, without a GPU (6 GB to install)
 	OMP_NUM_THREADS=1 $(CUDA)/bin/python -m pytest tests/machine/test_fake_cards.py
@@ -88,7 +84,7 @@ tpu: $(TPU)/.installed ## the TPU notebooks' steps by Google's TPU compiler, wit
 	$(TPU)/bin/python benchmarks/tpu_compiler.py $(ONLY)
 
 clean: ## remove all environments (outputs stay)
-	rm -rf $(GPU) $(TPU) $(TORCHTPU) $(CUDA) .versions
+	rm -rf $(GPU) $(TPU) $(CUDA) .versions
 
 # A stamp, so that the second call reuses the environment and a changed requirement renews it.
 define environment
@@ -103,9 +99,6 @@ endef
 	$(environment)
 
 $(TPU)/.installed: tests/requirements-tpu-compiler.txt
-
-$(TORCHTPU)/.installed: tests/requirements-torchtpu.txt requirements-gpu.txt tests/requirements.txt
-	$(environment)
 
 $(CUDA)/.installed: tests/requirements-cuda.txt requirements-gpu.txt tests/requirements.txt
 	$(environment)

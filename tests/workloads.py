@@ -122,6 +122,6 @@ def plan_by_hand(machine, *, batch_size: int, accumulation: int = 1, steps: int,
         "gradient_checkpointing": False,
         "dataloader_workers": 0,
         "pin_memory": False,
-        "memory": memory(nothing, machine.family, None),
+        "memory": memory(nothing, machine.kind, None),
     }
     return Plan(**settings | changes)

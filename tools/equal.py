@@ -46,7 +46,7 @@ def plan_of(machine, *, batch: int, length: int, rate: float):
         gradient_checkpointing=False,
         dataloader_workers=0,
         pin_memory=False,
-        memory=memory(nothing, machine.family, None),
+        memory=memory(nothing, machine.kind, None),
     )
 
 

@@ -128,14 +128,14 @@ class Configuration(Section):
     def require(self, machine: Runtime) -> None:
         """Raises ValueError: the configuration asks for another device, for chips that are not there, or for loaders on a TPU."""
         device, cores = self.hardware.device, self.hardware.tpu_cores
-        if device not in ("auto", machine.family.replace("xla", "tpu")):
+        if device not in ("auto", machine.kind.replace("xla", "tpu")):
             raise ValueError(
                 f"hardware.device={device!r}: this run is on {machine.device_name} ({machine.kind}); "
                 "choose that runtime, or give 'auto'"
             )
         if cores not in (0, machine.device_count):
             raise ValueError(f"hardware.tpu_cores={cores}: the machine has {machine.device_count}; give 0 for all")
-        if machine.family == "xla" and self.hardware.num_workers:
+        if machine.kind == "xla" and self.hardware.num_workers:
             raise ValueError(f"hardware.num_workers={self.hardware.num_workers}: forked loaders hang on a TPU; give 0")
 
     def graphmer_config(self, vocab_size: int, num_relations: int, **properties: Any):

@@ -72,7 +72,7 @@ class GraphParameters(Parameters):
 
         Raises ValueError: a value, or a combination, that cannot be; a device that the machine has not.
         """
-        configuration = self.on_devices(machine.family, machine.device_count)
+        configuration = self.on_devices(machine.kind, machine.device_count)
         values: dict[str, object] = {"run.seed": self.seed}
         if self.max_steps:
             values["run.max_steps"] = self.max_steps

@@ -41,7 +41,7 @@ def load_model(
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, set_seed
 
-    if params.method == "qlora" and runtime.family == "xla":
+    if params.method == "qlora" and runtime.kind == "xla":
         raise ValueError(NO_TPU)
     name, dtype = params.base_model, frozen_dtype(params.method, runtime.precision)
     options = {"revision": REVISIONS.get(name), "trust_remote_code": False}

@@ -150,7 +150,7 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
             raise ValueError(
                 "label_smoothing_factor, loss_type, compute_loss_func: the plain loss is computed (compute_loss)"
             )
-        on_xla, devices = runtime.family == "xla", plan.device_count
+        on_xla, devices = runtime.kind == "xla", plan.device_count
         eval_batch = min(plan.micro_batch_size, devices * math.ceil(len(eval_dataset) / devices))
         args.per_device_eval_batch_size = eval_batch
         if not on_xla:
@@ -181,7 +181,7 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The loss of all labels of a batch over `num_items_in_batch`, the labels of its step."""
         devices = 1
-        if self.runtime.family == "xla":  # one process has them all
+        if self.runtime.kind == "xla":  # one process has them all
             devices = self.runtime.device_count
         with self.accelerator.autocast():
             loss = summed_loss(model, inputs, devices)

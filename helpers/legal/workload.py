@@ -60,7 +60,7 @@ def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
     default = LegalParameters.defaults()
     name, length = asked.model or default.base_model, asked.length or BLOCK
     method = LegalParameters(method=asked.method or default.method).method  # type: ignore[arg-type]  # which it checks
-    if method == "qlora" and machine.family == "xla":
+    if method == "qlora" and machine.kind == "xla":
         raise DoesNotFit(NO_TPU)
     step = _step(name, method, machine.precision, length)
     blocks = max(1, round((asked.examples or sample.RECORDS) * BLOCKS_A_RECORD * 1_000 / length))
@@ -90,7 +90,7 @@ def plan_of(
     train_lengths = [len(ids) for ids in rows["train"]["input_ids"]]
     test_lengths = [len(ids) for ids in rows["test"]["input_ids"]]
     choices = len(records.choices), 1 + max(map(len, records.choices), default=0)  # a token has a letter at least
-    if machine.family == "xla":
+    if machine.kind == "xla":
         choices = 0, 0  # the host gives the likelihood of labels
     longest = {"prompt": max(train_lengths + test_lengths), "answer": most_tokens(answers), "choices": choices}
     step = workload(model, params.base_model, block, params.method, **longest)

@@ -39,7 +39,7 @@ def fit_lengths(
     """
     rows = pairs(examples, views, 1, len({example.key for example in examples}), seed=0)
     lengths = dict.fromkeys(rows.column_names, longest)
-    if runtime.family == "xla" or runtime.has_tf32:
+    if runtime.kind == "xla" or runtime.has_tf32:
         for name, prompt in prompts(model, rows).items():
             texts = [f"{prompt or ''}{text}" for text in rows[name]]
             tokens = [len(ids) for ids in model.tokenizer(texts)["input_ids"]]

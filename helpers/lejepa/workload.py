@@ -78,7 +78,7 @@ def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
     examples = asked.examples or ROWS
     # One length a column is compiled on XLA, and questions are short.
     question = length
-    if machine.family == "xla":
+    if machine.kind == "xla":
         question = min(length, QUESTION)
     recipe = parameters.recipe(examples, examples, length, length, machine.kind)
     return replace(recipe, evaluated=2 * examples), _step(name, (question, length))

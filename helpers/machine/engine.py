@@ -27,7 +27,6 @@ class Engine(TrainerCallback):
 
     fed = 1
     whole_batches = False
-    autocasts = False  # whether the trainer's own autocast is left to this engine
     compile_seconds = 0.0
     repeats = True  # whether kernels must give the same bits again
 
@@ -132,21 +131,6 @@ class CudaEngine(Engine):
         return torch.cuda.max_memory_allocated()
 
 
-class TorchTpuEngine(Engine):
-    """One TPU chip as an ordinary torch device (TorchTPU). It trains as a GPU does, but transformers does not know its autocast."""
-
-    autocasts = True
-
-    def autocast(self, precision):
-        return torch.autocast("tpu", dtype=torch.bfloat16, enabled=precision == "bf16")
-
-    def wait(self):
-        torch.accelerator.synchronize()
-
-    def peak_memory(self) -> None:
-        """Unknown: TorchTPU 0.2 does not count it."""
-
-
 SCHEDULED = {"lr", "weight_decay"}  # what changes in an optimizer group for one step on XLA
 TRAINING = ("step", "between")  # phases: an optimizer step, and what happens between two (the loader)
 # XLA compiles the first step and what follows the first log; the rest of a run reuses these programs.
@@ -160,7 +144,7 @@ class XlaEngine(Engine):
     phase are its warm-up. A log, an evaluation and a save must bring values to the host; between two of them none may leave.
     """
 
-    whole_batches = autocasts = True
+    whole_batches = True
 
     def __init__(self, devices: int):
         self.fed = devices

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from . import hardware, ranks, torch_tpu, xla
+from . import hardware, ranks, xla
 
 ONE_HOST = "one process drives all chips of one host, and more are not supported; run one process on one host"
 WITHOUT_GPU = (
@@ -25,7 +25,7 @@ AMPERE = (8, 0)  # `torch.cuda.is_bf16_supported()` is also true where bf16 is e
 class Runtime:
     """The device of a run, and how it computes."""
 
-    kind: str  # "cpu", "cuda", "xla" (torch_xla) or "tpu" (TorchTPU)
+    kind: str  # "cpu", "cuda" or "xla"
     reason: str  # why this kind
     device_name: str
     device_count: int  # devices that share a batch
@@ -53,16 +53,9 @@ class Runtime:
 
         if self.kind == "xla":
             return engine.XlaEngine(self.device_count)
-        if self.kind == "tpu":
-            return engine.TorchTpuEngine()
         if self.kind == "cuda":
             return engine.CudaEngine(repeats_heads=self.is_before_ampere)
         return engine.Engine()
-
-    @property
-    def family(self) -> str:
-        """`kind`, but "xla" for both engines of a TPU: what the planner and its catalogue call one."""
-        return "xla" if self.kind == "tpu" else self.kind
 
     @property
     def is_before_ampere(self) -> bool:
@@ -134,7 +127,7 @@ def choose_precision(
         raise ValueError(
             f"precision='bf16' is emulated and slow on {name}; use 'auto' (fp16 with loss scaling) or 'fp32'"
         )
-    if kind in ("xla", "tpu"):
+    if kind == "xla":
         chosen, why = "bf16", "the matrix unit multiplies bf16; weights and optimizer stay fp32 under autocast"
     elif kind == "cpu":
         chosen, why = "fp32", "exact; a CPU with AVX512-BF16 or AMX is faster with precision='bf16'"
@@ -164,7 +157,11 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
         raise ValueError(f"precision={precision!r}: give 'auto', 'fp32', 'bf16' or 'fp16'")
     kind, reason = "", "use_tpu=False"
     if use_tpu:
-        kind, reason = _tpu()
+        has_tpu, reason = xla.available()
+        if has_tpu:
+            kind = "xla"
+        elif chip := hardware.attached_tpu():
+            raise RuntimeError(hardware.BROKEN_TPU.format(reason=f"{reason} (but there is {chip})"))
     if use_tpu and not kind:
         warnings.warn(
             f"use_tpu=True, but {reason}: going on without a TPU. On Colab choose Runtime > Change runtime type > TPU.",
@@ -180,9 +177,6 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
             raise ValueError(f"use_tpu=True: {xla.host_count()} hosts share this TPU; {ONE_HOST}")
         name, count = xla.device_name(), xla.device_count()
         memory = (xla.memory_info() or {}).get("bytes_limit")
-    elif kind == "tpu":
-        torch_tpu.start()
-        name, memory = torch_tpu.device_name(), torch_tpu.memory()
     else:
         # Read at torch's first large CPU array: with small pages, page faults cost as much as the arithmetic, and a
         # language model's step on two cores took 1.5 times as long.
@@ -230,29 +224,6 @@ def _refuse_broken_gpu(torch) -> None:
     except (RuntimeError, AssertionError) as error:
         what = f"an NVIDIA GPU is attached ({card}) and torch {torch.__version__} cannot use it"
         raise RuntimeError(f"{what}: {error}. {WITHOUT_GPU}") from error
-
-
-def _tpu() -> tuple[str, str]:
-    """The kind of the TPU that is here, "xla" (torch_xla) or "tpu" (TorchTPU), or "", and why.
-
-    TPU_ENGINE in the environment decides where both are installed: "torch_xla", "torch_tpu", or "auto": torch_xla first, which Colab and
-    Kaggle ship. Raises ValueError for another value.
-    """
-    setting = os.environ.get("TPU_ENGINE", "auto")
-    if setting not in ("auto", "torch_xla", "torch_tpu"):
-        raise ValueError(f"TPU_ENGINE={setting!r} in the environment: give 'auto', 'torch_xla' or 'torch_tpu'")
-    reasons = []
-    for engine, kind, module in (("torch_xla", "xla", xla), ("torch_tpu", "tpu", torch_tpu)):
-        # Where neither is there nor asked for, torch_xla is the one that is missed.
-        if setting == engine or (setting == "auto" and (module is xla or module.installed())):
-            is_available, reason = module.available()
-            if is_available:
-                return kind, reason
-            reasons.append(reason)
-    chip = hardware.attached_tpu()
-    if chip:
-        raise RuntimeError(hardware.BROKEN_TPU.format(reason=f"{'; '.join(reasons)} (but there is {chip})"))
-    return "", "; ".join(reasons)
 
 
 def get_device(use_tpu: bool = False):

@@ -88,10 +88,9 @@ def _missing(requirements: str) -> tuple[list["Requirement"], list[str]]:
                 f"{requirement.name}{requirement.specifier}. It is kept: moving it would break the runtime."
             )
         elif never_moved and torch and not requirement.specifier.contains(torch, prereleases=True):
-            instead = "TorchTPU" if version("torch_tpu") else "the GPU or the CPU. For a TPU choose a TPU runtime"
             complaints.append(
                 f"{requirement.name} is not installed, and {requirement} does not fit the installed torch {torch}: "
-                f"left out, so this run uses {instead}."
+                f"left out, so this run uses the GPU or the CPU. For a TPU choose a TPU runtime."
             )
         else:
             missing.append(requirement)

@@ -381,7 +381,7 @@ def forecast_run(workload: Workload, plan: Any, runtime: Runtime) -> Forecast:
     """The forecast of this run."""
     accelerator = runtime.accelerator
     name = accelerator.name if accelerator else runtime.device_name
-    machine = Machine(name=name, kind=runtime.family, accelerator=accelerator, count=runtime.device_count)
+    machine = Machine(name=name, kind=runtime.kind, accelerator=accelerator, count=runtime.device_count)
     expected = forecast(workload, plan, machine)
     if runtime.kind == "cpu":
         # What a CPU's process takes beside its tensors is not counted, and nothing measures the tensors alone.

@@ -175,7 +175,7 @@ def plan(
         why_checkpointing = ASKED
     elif checkpointing:
         why_checkpointing = "a larger micro-batch fits with it"
-    kind, name = runtime.family, workload.optimizer
+    kind, name = runtime.kind, workload.optimizer
     optimizer, why_optimizer = OPTIMIZER.get(f"{name} on {kind}") or OPTIMIZER.get(name) or OPTIMIZER[kind]
     compiled, why_compiled = choose_compilation(recipe, runtime, needed.count.launches * share // micro)
     reasons = {
@@ -223,7 +223,7 @@ def choose_compilation(recipe: Recipe, runtime: Runtime, launches: int) -> tuple
     setting = os.environ.get("COMPILE_LAYERS", "auto")
     if setting not in ("auto", "yes", "no"):
         raise ValueError(f"COMPILE_LAYERS={setting!r} in the environment: give 'auto', 'yes' or 'no'")
-    if runtime.family == "xla":
+    if runtime.kind == "xla":
         return False, "XLA compiles whole steps"
     if recipe.compiled:
         return True, ASKED
@@ -257,7 +257,7 @@ def _choose(value, recipe, factor, runtime):
     """A value with its reason: the user's, or the recipe's (times its factor on a TPU)."""
     if value:
         return value, ASKED
-    if factor == 1 or runtime.family != "xla":
+    if factor == 1 or runtime.kind != "xla":
         return recipe, RECIPES
     return recipe * factor, f"recipe {recipe:g} x {factor:g} on a TPU"
 
@@ -271,7 +271,7 @@ def memory_of(
     """
     from .counting import count, evaluation_peak
 
-    kind = runtime.family
+    kind = runtime.kind
     how = {"kind": kind, "precision": runtime.precision, "shares_keys": not runtime.is_before_ampere}
     counted = count(workload, examples, checkpointing=checkpointing, accumulating=examples < share, **how)
     evaluation = evaluation_peak(workload, **how) if evaluated else 0

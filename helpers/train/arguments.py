@@ -32,7 +32,7 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "max_grad_norm": plan.max_grad_norm,
         "optim": plan.optimizer,
         "fp16": on_cuda and plan.precision == "fp16",
-        "bf16": plan.precision == "bf16" and not runtime.engine.autocasts,  # on XLA it would store the weights in bf16
+        "bf16": plan.precision == "bf16" and runtime.kind != "xla",  # on XLA it would store the weights in bf16
         "tf32": runtime.has_tf32 or None,
         "use_cpu": runtime.kind == "cpu",
         "dataloader_num_workers": plan.dataloader_workers,

@@ -25,7 +25,7 @@ def write_stock(task: Task, settings: Settings, folder: Path, *, model: str) -> 
 
     Returns the files; none for a TPU, where the stock trainer would keep the weights themselves in bf16.
     """
-    if task.runtime.family == "xla":
+    if task.runtime.kind == "xla":
         tracking.say("not written for a TPU: there the stock trainer with bf16 stores the weights in bf16")
         return []
     base = task.params.base_model

@@ -125,7 +125,7 @@ def rungs(task: Task) -> list[Rung]:
         obstacles[half] = "precision='fp32' rules it out"
     if not params.try_compile:
         obstacles["torch.compile"] = "try_compile=False"
-    if runtime.family == "xla":
+    if runtime.kind == "xla":
         obstacles["length-grouped batches"] = "all texts are padded to one length"
         obstacles["fused AdamW"] = "the fused kernel crashes on XLA"
         obstacles["torch.compile"] = "XLA compiles the whole step already"

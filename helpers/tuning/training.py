@@ -124,7 +124,7 @@ class Task:
         settings: Settings = {BATCH: batch, RATE: self.params.learning_rate or LEARNING_RATE}
         settings |= {"optim": "adamw_torch_fused", "dataloader_num_workers": 0}
         settings |= {SAMPLING: "random", "attn_implementation": self.model.config._attn_implementation}
-        if self.runtime.family == "xla":
+        if self.runtime.kind == "xla":
             batch = -(-batch // self.runtime.device_count)
             longest = math.ceil(self.lengths()["99 %"] / 8) * 8
             settings |= {BATCH: batch, "optim": "adamw_torch", "pad_to": min(self.params.max_length, longest)}
@@ -334,7 +334,7 @@ def arguments(task: Task, settings: Settings, output_dir: Path, plan: Plan, *, s
     }
     if task.runtime.has_tf32:
         fields["tf32"] = settings.get("tf32", False)
-    if task.runtime.family == "xla":
+    if task.runtime.kind == "xla":
         fields["eval_accumulation_steps"] = 1  # else logits grow on the device
     for name, value in settings.items():
         if name not in (*NOT_ARGUMENTS, *PLANNED):
@@ -408,7 +408,7 @@ def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
     default = TuningParameters.defaults()
     name, length = asked.model or default.base_model, asked.length or default.max_length
     # What XLA makes of attention is what it makes of products and a softmax that are written out.
-    attention = "eager" if machine.family == "xla" else "sdpa"
+    attention = "eager" if machine.kind == "xla" else "sdpa"
     rows = asked.examples or ROWS
     evaluated = EVALUATIONS * rows // 10  # a tenth of the rows is held out
     settings = recipe(rows, 8, length)

@@ -109,7 +109,7 @@ def measure_window(task: Task, settings: Settings, examples: int) -> Window:
     rows = task.rows("train", settings)
     steps = max(1, examples // batch)
     warm_up = 2
-    if runtime.family == "xla":
+    if runtime.kind == "xla":
         warm_up = 4
     warm = warm_up_rows(rows, settings, batch, warm_up)
     drawn = random.Random(task.params.seed).choices(rows, k=steps * batch)

@@ -1,4 +1,4 @@
-"""Each notebook's trainer at a tiny size, in a process of its own, on a device that something stands in for.
+"""Each notebook's trainer at a tiny size, in a process of its own, on a card that the CPU stands in for.
 
 python -m tests.machine.room_trainers OUTPUT_DIR '{"room": "legal", "card": "T4", ...}'  prints one line of JSON at the end.
 """
@@ -9,7 +9,6 @@ from tests import driver
 
 DEFAULTS = {
     "room": "reservoir",  # a key of ROOMS
-    "kind": "cpu",  # or "tpu": TorchTPU's device
     "card": "",  # of CUDA, in whose place the CPU stands
     "fake": False,  # no training: forward passes and an evaluation on fake tensors of the card, with a CUDA build of torch
     "stray": False,  # an operation of the model has one tensor on the CPU
@@ -231,16 +230,12 @@ def main(output_dir: str, options: dict) -> dict:
         from tests.machine.cuda_stand_in import pretend
 
         pretend(options["card"], fake=options["fake"])
-    if options["kind"] == "tpu":
-        from tests.machine import tpu_stand_in
-
-        tpu_stand_in.start()
     import torch
 
     from helpers.machine import compilation, runtime
 
     torch.set_num_threads(1)
-    machine = runtime.detect(options["kind"] == "tpu", precision=options["precision"])
+    machine = runtime.detect(False, precision=options["precision"])
     if options["backend"] not in ("", compilation.BACKEND["backend"]):
         compilation.BACKEND = {"backend": options["backend"]}
     Path(output_dir).mkdir(parents=True, exist_ok=True)
