@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from helpers.show.intervals import Interval, bootstrap
+from helpers.show.intervals import Interval, bootstrap, wilson
 
 from .data import Message, Record, Records, graded, without_system
 from .generation import BATCH, CACHE, continued, generate, log_probabilities
@@ -170,7 +170,8 @@ def parts_of(turn: str) -> tuple[str, str]:
 def scores(systems: Mapping[str, Sequence[Sequence[str]]], questions: Sequence[Record]) -> dict[str, Any]:
     """The share of right answers of each system, and the difference of the trained one to it, with intervals over documents.
 
-    systems: by name the answers to `questions`, one list a seed; values are means over seeds. Differences are paired.
+    systems: by name the answers to `questions`, one list a seed; values are means over seeds. Differences are paired and bootstrapped,
+        shares have Wilson's interval for as many items as there are documents.
     """
     groups = [record.group or f"question {number}" for number, record in enumerate(questions)]
     right = {}
@@ -178,7 +179,7 @@ def scores(systems: Mapping[str, Sequence[Sequence[str]]], questions: Sequence[R
         right[name] = np.mean([_right(answers, questions) for answers in seeds], axis=0)
     results: dict[str, Any] = {"questions": len(questions), "groups": len({*groups}), "systems": {}, "trained less": {}}
     for name, right_Q in right.items():
-        results["systems"][name] = _values(bootstrap(np.mean, right_Q, groups=groups))
+        results["systems"][name] = _values(wilson(float(right_Q.mean()), results["groups"]))
         if name != TRAINED and TRAINED in right:
             difference = bootstrap(np.mean, right[TRAINED] - right_Q, groups=groups)
             values = _values(difference)
@@ -266,9 +267,7 @@ def table(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row for each system of `scores`, in percent with 95 % intervals."""
     rows = []
     for name, values in results["systems"].items():
-        share = f"{values['value']:.1%}"
-        if values["low"] is not None:
-            share += f" ({values['low']:.1%} to {values['high']:.1%})"
+        share = f"{values['value']:.1%} ({values['low']:.1%} to {values['high']:.1%})"
         rows.append({"answers": name, "right": share})
     return rows
 
@@ -289,7 +288,7 @@ def verdict(results: Mapping[str, Any]) -> list[str]:
     """A sentence for the base model and for the best method that costs nothing: better, worse, or no significant difference."""
     free = [name for name in (NEAREST, COPY, FREQUENT, WORDS) if name in results["systems"]]
     best = max(free, key=lambda name: results["systems"][name]["value"])
-    questions = f"{results['questions']} questions in {results['groups']} groups"
+    questions = f"{results['questions']} questions in {results['groups']} groups, of one training"
     lines = []
     for name in (best, BASE):
         difference = results["trained less"][name]

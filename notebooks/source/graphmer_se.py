@@ -219,7 +219,7 @@ search_verdict = [
 ]
 for line in search_trainer.unfinished():
     print(line)
-tables.show(search_verdict, "verdict: differences of the mean reciprocal rank")
+tables.show(search_verdict, "verdict, of one training: differences of the mean reciprocal rank")
 
 # %% [markdown]
 # ## Save the search
@@ -365,7 +365,7 @@ link_verdict = [
 ]
 for line in search_trainer.unfinished() + trainer.unfinished():
     print(line)
-tables.show(search_verdict + link_verdict, "verdict: differences of the mean reciprocal rank")
+tables.show(search_verdict + link_verdict, "verdict, of one training: differences of the mean reciprocal rank")
 if search_model:  # an edited method has a folder of its own
     artifacts = {"search_model": os.path.relpath(search_model, run.path)}
 say_changed(params, globals())

@@ -260,7 +260,7 @@ print(*trainer.unfinished(), *evaluation.hardly_learned(found, after, trainer), 
 figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
 for name, system in found["systems"].items():
     value, low, high = system["value"], system["low"], system["high"]
-    errors = None if low is None else [[value - low], [high - value]]
+    errors = [[value - low], [high - value]]
     color = "tab:blue" if name == evaluation.TRAINED else "lightsteelblue"
     axes.barh(name, value, xerr=errors, color=color, capsize=3)
 axes.set(title="Answers to the test records", xlabel="share that is right, with 95 % intervals", xlim=(0, 1.05))

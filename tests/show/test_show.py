@@ -5,10 +5,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from scipy.stats import binomtest
 from transformers import TrainerControl, TrainerState
 
 from helpers.machine import runtime
 from helpers.show import progress, tables
+from helpers.show.intervals import wilson
 from tests import harness
 
 pytestmark = pytest.mark.once
@@ -132,3 +134,11 @@ def test_only_the_named_chatter_of_libraries_is_silenced(recwarn):
     record = logger.makeRecord(logger.name, logging.WARNING, "f", 1, "a real problem", (), None)
     chatter = logger.makeRecord(logger.name, logging.WARNING, "f", 1, f"{runtime.CHATTER[2]}=True.", (), None)
     assert logger.filter(record) and not logger.filter(chatter)
+
+
+@pytest.mark.parametrize(("right", "items"), [(0, 5), (3, 10), (81, 100), (100, 100)])
+def test_a_share_has_the_interval_that_scipy_computes_by_wilson(right, items):
+    interval = wilson(right / items, items)
+    expected = binomtest(right, items).proportion_ci(method="wilson")
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), abs=1e-6)
+    assert interval.low <= interval.value <= interval.high

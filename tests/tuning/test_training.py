@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.show.intervals import bootstrap_of_seeds
 from helpers.tuning.evaluation import Trial, compare_quality, f1_difference, scores
 from helpers.tuning.training import BATCH, RATE, Task, predictions, run_trial, trained
 from tests.harness import cpu_here, results, train_all
@@ -111,18 +110,6 @@ def test_the_differences_and_their_intervals_are_those_of_paired_texts():
     assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
     few = f1_difference(labels[:19], predicted[0][:, :19], predicted[1][:, :19])
     assert (few.low, few.high) == (-np.inf, np.inf) and "too few for an interval: 19" in str(few)
-
-
-def test_the_interval_over_seeds_is_wider_where_they_are_further_apart():
-    texts = np.arange(200.0)
-    close, apart = (np.array([[-shift], [shift]]) + np.zeros((2, 200)) for shift in (0.1, 1.0))
-    widths = []
-    for losses in (close, apart):
-        interval = bootstrap_of_seeds(
-            lambda seeds, texts, losses=losses: losses[np.ix_(seeds, texts)].mean(), 2, len(texts)
-        )
-        widths.append(interval.high - interval.low)
-    assert widths == pytest.approx([0.2, 2.0])
 
 
 def test_a_trial_is_gone_on_with_and_its_dev_losses_are_those_of_its_model(cpu, tmp_path):
