@@ -222,7 +222,8 @@ def parts(given, kept: dict[str, dict]) -> Iterator[tuple[str, dict]]:
             found = {"status": "failed", "reason": f"{type(error).__name__}: {error}"[-1500:]}
         yield (
             name,
-            found | {"seconds": round(time.monotonic() - began, 1), "code": provenance.code()["payload_sha256"][:12]},
+            found
+            | {"seconds": round(time.monotonic() - began, 1), "code": str(provenance.code()["payload_sha256"])[:12]},
         )
 
 

@@ -6,7 +6,9 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 from helpers.machine.hardware import cpu_name
@@ -47,7 +49,7 @@ def machine(device: str, packages: Sequence[str] = ()) -> dict:
         found["device"] = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
         found["threads"] = torch.get_num_threads()
         found |= {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "THP_MEM_ALLOC_ENABLE")}
-    versions = {name: provenance.version(name) for name in packages}
+    versions = {name: metadata.version(name) for name in packages}
     return found | {"load_average_before": load_average(), "python": platform.python_version(), **versions}
 
 
@@ -56,11 +58,20 @@ def load_average() -> float | None:
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
+def commit() -> str | None:
+    """The commit of this checkout, with `+` if files differ from it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # no git, or no checkout
+        return None
+
+
 def write(output: Path, machine: dict, **parts) -> None:
     """`machine`, with how busy it is now, code and versions, and the parts, as JSON; what was there is replaced at once."""
     report = {
         "machine": machine | {"load_average_after": load_average()},
-        "code": provenance.code(),
+        "code": provenance.code() | {"commit": commit()},
         "versions": provenance.versions(),
         **parts,
     }

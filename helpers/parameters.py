@@ -218,7 +218,7 @@ def check(cls: type[P], namespace: Mapping[str, Any]) -> P:
 def identity(params: Parameters) -> dict[str, bool | int | float | str]:
     """The parameters that define a run: all but its length, its folder and how it is watched.
 
-    Data and a model of one's own are the same by another path: of the data the name counts here, and `RunFolder.same_data`
+    Data and a model of one's own are the same by another path: of the data the name counts here, and `RunFolder.note`
     compares its digest; of a model the name and `weights_digest`.
     """
     fields = type(params).model_fields.items()

@@ -20,15 +20,23 @@ def detect(kind: str, **options):
     return runtime.detect(kind == "xla", **options)
 
 
-def watch(trainer, kill_step: int | None) -> list[int]:
-    """Kills this process inside a step, before the optimizer. On XLA the list has what left the device until each step's end."""
+def watch(trainer, kill_step: int | None):
+    """Kills this process inside a step, before the optimizer. On XLA it counts what leaves the device, and what is compiled.
+
+    transfers: to the host until each step's end. late: compilations and transfers inside steps after the first.
+    """
     import transformers
 
     from helpers.machine import xla
 
-    transfers: list[int] = []
-
     class Watch(transformers.TrainerCallback):
+        def __init__(self):
+            self.transfers, self.late, self.began = [], {"compiles": 0, "transfers": 0}, {}
+
+        def on_step_begin(self, args, state, control, **kwargs):
+            if trainer.runtime.kind == "xla" and self.transfers:
+                self.began = xla.counters()
+
         def on_pre_optimizer_step(self, args, state, control, **kwargs):
             if kill_step == state.global_step + 1:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -36,10 +44,13 @@ def watch(trainer, kill_step: int | None) -> list[int]:
         def on_step_end(self, args, state, control, **kwargs):
             if trainer.runtime.kind == "xla":
                 counts = xla.counters()
-                transfers.append(int(counts["item_calls"] + counts["host_transfers"]))
+                self.transfers.append(int(counts["item_calls"] + counts["host_transfers"]))
+                if self.began:
+                    self.late["compiles"] += counts["compiles"] - self.began["compiles"]
+                    self.late["transfers"] += counts["host_transfers"] - self.began["host_transfers"]
 
-    trainer.add_callback(Watch())
-    return transfers
+    trainer.add_callback(counted := Watch())
+    return counted
 
 
 def logged(trainer, name: str) -> list[float]:

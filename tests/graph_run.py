@@ -70,7 +70,7 @@ def main(output_dir: str, options: dict) -> dict:
     trainer = trainer_of(machine, output_dir, options["data"], share | options["changes"])  # as many sequences a step
     shapes = []
 
-    driver.watch(trainer, options["kill_step"])
+    watch = driver.watch(trainer, options["kill_step"])
     compute_loss = trainer.compute_loss
 
     def watched(model, inputs, *args, **kwargs):
@@ -81,7 +81,8 @@ def main(output_dir: str, options: dict) -> dict:
     trainer.compute_loss = watched
     trainer.train()
     terms = [entry for entry in trainer.state.log_history if "loss" in entry]
-    return {**trainer.results(), "shapes": shapes, "terms": terms, "losses": [entry["loss"] for entry in terms]}
+    losses = [entry["loss"] for entry in terms]
+    return {**trainer.results(), "shapes": shapes, "terms": terms, "losses": losses, "late": watch.late}
 
 
 if __name__ == "__main__":

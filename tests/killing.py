@@ -65,6 +65,6 @@ def disturbed(work: Callable[[], object], code: int, number: int, within: str) -
     try:
         answer = str(work())
     except BaseException as error:
-        answer = repr(error)
+        answer = f"{type(error).__name__}: {error}"
     os.write(write, answer.encode())
     os._exit(0)

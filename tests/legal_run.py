@@ -76,7 +76,7 @@ def main(output_dir: str, options: dict) -> dict:
     torch.set_num_threads(1)
     trainer = trainer_of(machine, Path(output_dir), options)
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
-    transfers = driver.watch(trainer, options["kill_step"])
+    watched = driver.watch(trainer, options["kill_step"])
     held_out = Dataset.from_list(rows(13, LENGTH, seed=2))
     trainer.train(resume_from_checkpoint=True)
     moved = {
@@ -86,7 +86,8 @@ def main(output_dir: str, options: dict) -> dict:
     }
     return {
         **trainer.results(),
-        "transfers": transfers,
+        "transfers": watched.transfers,
+        "late": watched.late,
         "losses": driver.logged(trainer, "loss"),
         "grad_norms": driver.logged(trainer, "grad_norm"),
         "eval_losses": driver.logged(trainer, "eval_loss"),

@@ -105,10 +105,11 @@ def main(output_dir: str, options: dict) -> dict:
         return step(model, inputs, num_items_in_batch)
 
     trainer.training_step = watched
-    driver.watch(trainer, options["kill_step"])
+    watch = driver.watch(trainer, options["kill_step"])
     trainer.train()
     return {
         **trainer.results(),
+        "late": watch.late,
         "losses": driver.logged(trainer, "loss"),
         "history": trainer.state.log_history,
         "part": getattr(trainer.loss, "mini_batch_size", None),

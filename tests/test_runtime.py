@@ -12,7 +12,7 @@ import torch
 
 from helpers.machine import hardware, runtime, xla
 from tests.harness import ROOT, finished, namespaces, printed
-from tests.test_resume import ON_XLA
+from tests.train.test_trainer import ON_XLA
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 CLEARED = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "USE_TORCH_XLA", "XLA_USE_BF16", "XLA_DOWNCAST_BF16")
@@ -244,7 +244,6 @@ import helpers
 from helpers.machine import runtime
 from helpers.notebook import method
 from helpers.parameters import Parameters
-from helpers.run import mirror
 from helpers.run.run_folder import RunFolder
 from torch_xla.debug import metrics
 text = Path("helpers/reservoir/model.py").read_text()
@@ -256,7 +255,7 @@ run.method.write_text(text)
 run.use_method()
 import torch
 (torch.ones(8, 8, device=machine.device) @ torch.ones(8, 8, device=machine.device)).sum().item()
-mirror.close_current()
+run.mirror.copy()
 misses = metrics.counter_value("PersistentCacheMiss") or 0
 print(json.dumps(dict(restored=restored, misses=misses, written=[path.name for path in run.path.glob("compiled/*")])))
 """

@@ -33,11 +33,9 @@ DEFAULTS = {
     "kill_step": None,  # kill -9 inside this step
     "kill_write": None,  # kill -9 at this file operation inside a checkpoint write
     "signals": [],  # (step, name of a signal that comes at its end)
-    "evaluation_signal": None,  # (step, name of a signal that comes in the middle of its evaluation)
     "max_hours": 0.0,
     "nan_step": None,  # the data of this step make the loss infinite
     "nan_gradient_step": None,
-    "nan_moment_step": None,
     "overflows": [],  # steps whose gradients are infinite
     "scale": 0.0,  # of a real GradScaler on the CPU, as for fp16 on a GPU
     "eval_strategy": "steps",
@@ -49,9 +47,7 @@ DEFAULTS = {
     "then_evaluate": False,  # also after a stop
     "elsewhere": "",  # the working directory once the trainer is made
     "masking": False,  # transformers' collator, which masks at random
-    "exhaust_evaluation_above": None,
     "exhaust_above": None,  # a step with more examples than this asks the device for a petabyte too
-    "unrepeatable": False,  # a step does what torch has no deterministic kernel for, and is asked for one
     "file_limit": None,  # bytes a file may have, from step 3 on: a disk that fills up
 }
 
@@ -107,7 +103,7 @@ def main(output_dir: str, options: dict) -> dict:
     run = None
     if options["keep_in"]:
         run = RunFolder.claim("training_run", Parameters(output_dir=output_dir, keep_in=options["keep_in"]))
-        run.same_data("blocks")
+        run.note(data="blocks")
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randint(1, 200, (options["blocks"] + 16, 16), generator=generator)
@@ -125,12 +121,11 @@ def main(output_dir: str, options: dict) -> dict:
                 time.sleep(0.05)
 
     def opened(event: str, arguments: tuple) -> None:
-        path = str(arguments[0]) if event == "open" else ""
-        if "/.staging-8/" in path and path.endswith("/trainer_state.json"):
+        if event == "open" and str(arguments[0]).endswith("checkpoint-8/trainer_state.json") and arguments[1] == "w":
             stand_still()
 
-    def exhaust(loss, inputs, most: int | None) -> None:
-        if most is not None and len(inputs["input_ids"]) > most:
+    def exhaust(loss, inputs) -> None:
+        if options["exhaust_above"] is not None and len(inputs["input_ids"]) > options["exhaust_above"]:
             hog = loss + torch.ones(2**47, device=loss.device)  # alive, so that it must be allocated
             xla.sync()  # XLA allocates when the graph runs; a CPU has refused before
             del hog
@@ -149,15 +144,9 @@ def main(output_dir: str, options: dict) -> dict:
                 bad = "inf" if step in options["overflows"] else "nan"
                 next(p for p in model.parameters() if p.grad is not None).grad.fill_(float(bad))
 
-        def on_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
-            if options["nan_moment_step"] == state.global_step + 1:
-                next(iter(optimizer.state.values()))["exp_avg_sq"].mul_(float("nan"))
-
         def on_prediction_step(self, args, state, control, **kwargs):
             if options["hold_when"] == "evaluation" and state.global_step == 8:
                 stand_still()
-            if options["evaluation_signal"] and options["evaluation_signal"][0] == state.global_step:
-                os.kill(os.getpid(), getattr(signal, options["evaluation_signal"][1]))
 
         def on_step_end(self, args, state, control, **kwargs):
             for step, name in options["signals"]:
@@ -174,15 +163,8 @@ def main(output_dir: str, options: dict) -> dict:
                 with torch.no_grad():
                     next(self.model.parameters()).mul_(float("nan"))
             loss = super().training_step(model, inputs, num_items_in_batch)
-            if options["unrepeatable"]:
-                torch.nn.functional.max_unpool2d(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1, dtype=torch.long), 2)
-            exhaust(loss, inputs, options["exhaust_above"])
+            exhaust(loss, inputs)
             return loss
-
-        def prediction_step(self, model, inputs, *args, **kwargs):
-            found = super().prediction_step(model, inputs, *args, **kwargs)
-            exhaust(found[0], inputs, options["exhaust_evaluation_above"])
-            return found
 
     arguments = training_arguments(
         planned,
@@ -205,15 +187,15 @@ def main(output_dir: str, options: dict) -> dict:
         data_collator=masking_collator() if options["masking"] else None,
         callbacks=[Interrupt()],
     )
-    driver.watch(trainer, options["kill_step"])
+    watched = driver.watch(trainer, options["kill_step"])
     if options["hold_when"] == "saving":
         sys.addaudithook(opened)
     if options["kill_write"]:
-        kill_at(options["kill_write"], within=".staging-")
+        kill_at(options["kill_write"], within="checkpoint-8")
     if options["scale"]:
         trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=options["scale"])
     if options["unreadable"]:
-        fail_at(0, options["unreadable"], checkpoint.MANIFEST)
+        fail_at(0, options["unreadable"], checkpoint.SEAL)
     if options["elsewhere"]:
         os.chdir(options["elsewhere"])
     try:
@@ -225,6 +207,7 @@ def main(output_dir: str, options: dict) -> dict:
         run.results(machine, **trainer.results())
     return {
         "sharding": sharding,
+        "late": watched.late,
         **trainer.results(),
         "losses": driver.logged(trainer, "loss"),
         "eval_losses": driver.logged(trainer, "eval_loss"),

@@ -81,10 +81,12 @@ def main(output_dir: str, options: dict) -> dict:
                 control.should_save = control.should_training_stop = True
 
     trainer.add_callback(Stop())
+    watch = driver.watch(trainer, None)
     trainer.train(resume_from_checkpoint=True)
     logits = trainer.logits(task_of(runtime).rows("test", trainer.settings))
     return {
         **trainer.results(),
+        "late": watch.late,
         "weights": digest(trainer.model),
         "losses": driver.logged(trainer, "eval_loss"),
         "logits": logits.tolist(),

@@ -48,14 +48,14 @@ def execute(run: Run, read_signal: Callable[[], int], environment: Mapping[str, 
     if records.code_digest(run.notebook) != run.identity["notebook"]:
         raise ValueError(f"{run.notebook} was edited since this command began: give the command again")
     try:
-        with folder_lock.owned(run.folder):
-            record = records.read(run.folder)
-            is_same = record.get("identity") == run.identity and record["status"] == "done"
-            if is_same and not records.read_results(run.folder)[1]:
-                return {"status": "done before"}
-            return _execute(run, read_signal, environment or {})
+        folder_lock.own(run.folder)
     except folder_lock.FolderTaken:
         return {"status": "in use", "error": "another command is making this run: it is left alone"}
+    record = records.read(run.folder)
+    is_same = record.get("identity") == run.identity and record["status"] == "done"
+    if is_same and not records.read_results(run.folder)[1]:
+        return {"status": "done before"}
+    return _execute(run, read_signal, environment or {})
 
 
 def _execute(run: Run, read_signal: Callable[[], int], environment: Mapping[str, str]) -> Outcome:

@@ -21,7 +21,7 @@ from helpers.machine.runtime import Runtime
 from helpers.plan import settings as planner
 from helpers.plan.settings import DoesNotFit, Plan, Recipe
 from helpers.plan.workloads import Asked, Workload
-from helpers.run import run_folder
+from helpers.run import disk
 
 from . import sample
 from .data import Records
@@ -117,7 +117,7 @@ def train(trainer: LegalTrainer, params: LegalParameters) -> None:
     if trainer.runtime.kind == "xla" or count == ranks.count():
         trainer.train(resume_from_checkpoint=params.resume)
         if count > 1 and ranks.is_main():
-            run_folder.write_json(folder / MEASURED_FILE, trainer.results())
+            disk.write_json(folder / MEASURED_FILE, trainer.results())
         return
     trainer.model.to("cpu")  # the first process needs the memory
     torch.cuda.empty_cache()
@@ -125,7 +125,7 @@ def train(trainer: LegalTrainer, params: LegalParameters) -> None:
 
     code = processes.marked_cells(get_ipython().history_manager.input_hist_raw)
     cells = {"shown": helpers.shown, "payload": helpers.payload_sha256, "code": code}
-    run_folder.write_json(folder / CELLS_FILE, cells)
+    disk.write_json(folder / CELLS_FILE, cells)
     processes.call(f"{__name__}:run_cells", {"file": str(folder / CELLS_FILE)}, count)
     trainer.model.to(trainer.args.device)
     trainer.train(resume_from_checkpoint=True)

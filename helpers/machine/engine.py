@@ -45,9 +45,6 @@ class Engine(TrainerCallback):
         """The loader of batches, which may be changed in place."""
         return loader
 
-    def check_batch(self, inputs) -> None:
-        """Asserts that the first batch is where it should be."""
-
     def begin(self, optimizer, running_loss: torch.Tensor) -> None:
         """Is called before the first step, when weights and optimizer are loaded."""
 
@@ -57,9 +54,6 @@ class Engine(TrainerCallback):
 
     def wait(self) -> None:
         """Blocks until the device has finished its work."""
-
-    def book(self, phase: str) -> None:
-        """Assigns what was compiled and what left the device since the last call, in a training loop, to a phase of the run."""
 
     def results(self) -> dict:
         """Further parts of results.json."""
@@ -132,27 +126,17 @@ class CudaEngine(Engine):
 
 
 SCHEDULED = {"lr", "weight_decay"}  # what changes in an optimizer group for one step on XLA
-TRAINING = ("step", "between")  # phases: an optimizer step, and what happens between two (the loader)
-# XLA compiles the first step and what follows the first log; the rest of a run reuses these programs.
-WARMUP_RUNS = {"step": 1, "between": 3}
 
 
 class XlaEngine(Engine):
-    """All chips of a TPU, or XLA on a CPU: this process shards every batch over them.
-
-    Compilations and transfers to the host are counted by phase: "step", "between", "log", "evaluate" and "save"; the first runs of a
-    phase are its warm-up. A log, an evaluation and a save must bring values to the host; between two of them none may leave.
-    """
+    """All chips of a TPU, or XLA on a CPU: this process shards every batch over them. Counts what a training compiles."""
 
     whole_batches = True
 
     def __init__(self, devices: int):
         self.fed = devices
-        self.compiles = self.compiles_after_warmup = self.steps = self.transfers = 0
-        self._runs: dict[str, int] = {}
-        self._last: dict | None = None  # counters at the end of the last phase; None outside the training loop
+        self._before = self._after = xla.counters()
         self._scheduled: list[dict] = []  # of each optimizer group, while a step uses values close to them
-        self._checked = False
 
     def prepare(self, trained, transformer):
         xla.replicate(trained)
@@ -183,18 +167,7 @@ class XlaEngine(Engine):
     def loader(self, loader):
         return xla.shard_loader(loader)
 
-    def check_batch(self, inputs):
-        if self._checked:
-            return
-        self._checked = True
-        unsplit = []
-        for name, tensor in inputs.items():
-            if torch.is_tensor(tensor) and tensor.dim() and not xla.is_batch_sharded(tensor):
-                unsplit.append(name)
-        assert not unsplit, f"{unsplit} are not split over the {self.fed} devices: each computes everything"
-
     def begin(self, optimizer, running_loss):
-        self._checked = False
         xla.settle(optimizer, running_loss)
 
     def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
@@ -216,12 +189,8 @@ class XlaEngine(Engine):
     def on_substep_end(self, *args, **kwargs):
         xla.sync()  # one graph a micro-batch, not one that grows with accumulation
 
-    def on_step_begin(self, *args, **kwargs):
-        self.book("between")
-
     def on_step_end(self, *args, **kwargs):
         xla.sync()
-        self.book("step")
 
     def weights(self, model):
         xla.sync()
@@ -241,29 +210,13 @@ class XlaEngine(Engine):
         return xla.counters()["compile_seconds"]
 
     def on_train_begin(self, *args, **kwargs):
-        self._last = xla.counters()
+        self._before = xla.counters()
 
     def on_train_end(self, *args, **kwargs):
-        self._last = None
-
-    def book(self, phase):
-        if self._last is None:
-            return
-        now, before = xla.counters(), self._last
-        self._last = now
-        runs = self._runs[phase] = self._runs.get(phase, 0) + 1
-        compiles = int(now["compiles"] - before["compiles"])
-        self.compiles += compiles
-        if runs <= WARMUP_RUNS.get(phase, 1):
-            return
-        self.compiles_after_warmup += compiles
-        if phase in TRAINING:
-            self.steps += phase == "step"
-            self.transfers += int(now["host_transfers"] - before["host_transfers"])
+        self._after = xla.counters()
 
     def results(self):
-        counted = {"compiles": self.compiles, "compiles_after_warmup": self.compiles_after_warmup}
-        return {"xla": counted | {"host_syncs_per_step": self.transfers / max(self.steps, 1)}}
+        return {"xla": {name: self._after[name] - self._before[name] for name in ("compiles", "compile_seconds")}}
 
     def peak_memory(self):
         info = xla.memory_info() or {}

@@ -237,15 +237,6 @@ def _is_plain_adamw(optimizer, group: dict) -> bool:
     return type(optimizer) is torch.optim.AdamW and not (group["amsgrad"] or group["capturable"] or group["fused"])
 
 
-def is_batch_sharded(tensor) -> bool:
-    """Whether dimension 0 of a device tensor is split over all devices of the mesh."""
-    import torch_xla
-
-    # The sharding of a tensor has no public name.
-    spec = torch_xla._XLAC._get_xla_sharding_spec(tensor)
-    return device_count() == 1 or spec.startswith((f"{{devices=[{device_count()},", f"{{devices=[{device_count()}]"))
-
-
 def distinct_decays(groups) -> list[float | None]:
     """Weight decay of each optimizer group, moved so that no two factors 1 - lr x decay of a step are equal in fp32.
 

@@ -1,1 +1,1 @@
-"""The folder of one run: its owner, its sessions, its provenance and its results."""
+"""The folder of one run: its checkpoints, its owner, its second place, its provenance and its results."""

@@ -42,7 +42,6 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "logging_first_step": True,
         "logging_nan_inf_filter": False,  # hides NaN in the logs and costs a sync a micro-batch
         "eval_strategy": "steps",
-        "save_total_limit": 2,
         "metric_for_best_model": "eval_loss",
         "greater_is_better": False,
         "disable_tqdm": True,

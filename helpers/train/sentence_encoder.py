@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -175,5 +176,7 @@ class SentenceEncoderTrainer(TrainerMixin, SentenceTransformerTrainer):
         return DefaultBatchSampler(SequentialSampler(dataset), batch_size=batch_size, drop_last=drop_last)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        model = encoder_on_cpu(self.model)
-        model.save_pretrained(str(output_dir or self.args.output_dir), create_model_card=self._staging is None)
+        model, folder = encoder_on_cpu(self.model), Path(output_dir or self.args.output_dir).name
+        model.save_pretrained(
+            str(output_dir or self.args.output_dir), create_model_card=not folder.startswith("checkpoint-")
+        )

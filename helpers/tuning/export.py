@@ -9,7 +9,7 @@ from typing import Any
 
 from helpers.data import hub
 from helpers.parameters import SAMPLE, source_path
-from helpers.run import run_folder
+from helpers.run import disk
 from helpers.show import tracking
 
 from . import stock_script
@@ -44,7 +44,7 @@ def write_stock(task: Task, settings: Settings, folder: Path, *, model: str) -> 
     }
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(stock_script.__file__, folder / "train.py")
-    run_folder.write_json(folder / "settings.json", values)
+    disk.write_json(folder / "settings.json", values)
     files = [folder / "train.py", folder / "settings.json"]
     for split in SPLITS:
         lines = []

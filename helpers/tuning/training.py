@@ -270,13 +270,13 @@ class ClassifierTrainer(TrainerMixin, Trainer):
         """Seconds of training so far by `clock`, without evaluation, saving and XLA's compilation."""
         wall = self.meter.training_seconds()  # which reads both
         if clock(self.runtime) == PROCESSOR:
-            return self.meter.processor_seconds
+            return self.meter.counts["processor_seconds"]
         return wall
 
     def logits(self, rows: list[dict]) -> np.ndarray:
         """Logits of encoded rows, [N, C]."""
         loader = self.get_eval_dataloader(whole_batches(rows, self.args.eval_batch_size))
-        with self.aside("evaluate"):
+        with self.meter.aside():
             output = self.evaluation_loop(loader, "Prediction", prediction_loss_only=False)
         return output.predictions[: len(rows)]
 

@@ -110,7 +110,7 @@ from helpers.graphmer.text import identify_sources
 
 asked, graph = Asked(data_source), load_graph(data_source)
 source = identify_sources(graph, data_source)
-run.same_data(source.source)
+run.note(data=source.source)
 calls = Counter(triple.tail for triple in graph.triples if triple.relation == "calls")
 defined = [name for name, _ in calls.most_common() if graph.entities[name].status == "defined"]
 name = defined[0] if defined else ""
@@ -341,6 +341,7 @@ from helpers.graphmer.training import new_trainer
 
 trainer = new_trainer(model, corpus, configuration, plan, machine, run.path, **options)
 say_changed(params, globals())
+run.note(examples_a_step=plan.batch_size)
 trainer.train(resume_from_checkpoint=params.resume)
 measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))

@@ -104,7 +104,7 @@ print(machine, f"output     {run.path}", sep="\n")
 from helpers.tuning.data import load_texts
 
 texts = load_texts(params)
-run.same_data(texts.source)
+run.note(data=texts.source)
 print(texts)
 print(*(f"\n{texts.labels[label]}: {row[:300]}" for row, label in texts.train[:3]), sep="\n")
 
@@ -296,7 +296,6 @@ import copy
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-from helpers.run.run_folder import sessions
 from helpers.tuning.export import write_stock
 
 trained_model = copy.deepcopy(task.model)  # the trained one is wrapped by what its precision needs
@@ -321,7 +320,6 @@ say_changed(params, globals())
 results_file = run.results(
     machine,
     **trainer.results(),
-    sessions=sessions(trainer.args.output_dir),  # the kept run has a folder of its own
     ladder=[{**vars(rung), "verdict": rung.verdict} for rung in climbed],
     clock=clock(machine),
     race=raced,

@@ -97,7 +97,8 @@ from helpers.legal.parameters import LegalParameters
 from helpers.machine import runtime
 from helpers.notebook import secrets
 from helpers.notebook.settings import say_changed
-from helpers.run.run_folder import RunFolder, saved, write_json
+from helpers.run.disk import write_json
+from helpers.run.run_folder import RunFolder
 from helpers.show import tables
 
 secrets.provide("HF_TOKEN")
@@ -139,7 +140,7 @@ from helpers.legal.model import load_model
 from helpers.legal.training import IGNORED, ChatTemplate, encode
 
 records = load_records(params.data_source, seed=params.seed)
-run.same_data(records.source)
+run.note(data=records.source)
 tables.show(records.rows())
 model, tokenizer = load_model(params, machine)
 trained = model.num_parameters(only_trainable=True)
@@ -229,14 +230,14 @@ print(before["samples"][0]["text"])
 # ## Train
 #
 # Evaluations and checkpoints come every `save_steps` steps; the weights of the best evaluation are loaded at the end. The tables
-# say what the run cost, measured, compilation apart. Compiles after warm-up and host syncs per step must be 0: otherwise shapes
-# change, or values leave the chip at every step.
+# say what the run cost, measured, compilation apart. The number of compiles does not grow with the number of steps: otherwise shapes change.
 
 # %%
 # In every process: training
 from helpers.legal.workload import measured, train
 
 say_changed(params, globals())
+run.note(examples_a_step=plan.batch_size)
 train(trainer, params)
 cost = measured(trainer)
 tables.show(trainer.meter.rows(cost["train"], cost.get("xla")))
@@ -264,7 +265,8 @@ for name, system in found["systems"].items():
     color = "tab:blue" if name == evaluation.TRAINED else "lightsteelblue"
     axes.barh(name, value, xerr=errors, color=color, capsize=3)
 axes.set(title="Answers to the test records", xlabel="share that is right, with 95 % intervals", xlim=(0, 1.05))
-saved(figure, run.path / "figures" / "answers.png")
+(run.path / "figures").mkdir(exist_ok=True)
+figure.savefig(run.path / "figures" / "answers.png", dpi=120)
 say_changed(params, globals())
 results = dict(
     **measured(trainer),

@@ -143,7 +143,7 @@ import torch
 run.use_method()
 from helpers.lejepa.loss import LeJEPALoss, SIGReg, views
 
-run.same_data(collection.source)
+run.note(data=collection.source)
 counts = {
     "documents": len(collection.documents),
     "passages": len(collection.passages),
@@ -251,8 +251,7 @@ tables.show(forecast.rows())
 # The rows are plain pairs of texts. No answer is twice in a batch, since it would be its own negative. `trainer.state.log_history` has
 # each term of the loss, with its weight.
 # The last two tables show what the run cost, measured: `mfu` is the share of the named datasheet peak that was used. On a TPU
-# `compiles_after_warmup` and `host_syncs_per_step` must be 0: anything else means that shapes change or that values leave the chip at
-# every step.
+# `compiles` stays below twenty, however many steps there are: more means that shapes change.
 
 # %%
 from helpers.lejepa.training import new_trainer, pairs
@@ -261,6 +260,7 @@ rows = pairs(collection.training, views, plan.max_steps, plan.batch_size, params
 tables.show([{"column": name, "text": text[:300]} for name, text in rows[0].items()], "The views of one text")
 trainer = new_trainer(model, loss, rows, params, plan, machine, run.path, lengths)
 say_changed(params, globals())
+run.note(examples_a_step=plan.batch_size)
 trainer.train(resume_from_checkpoint=params.resume)
 cost = trainer.results()
 tables.show(trainer.meter.rows(cost["train"], cost.get("xla")))

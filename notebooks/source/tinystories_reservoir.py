@@ -79,7 +79,7 @@ run = RunFolder.claim("tinystories_reservoir", params)
 print(machine, f"output     {run.path}", sep="\n")
 
 texts = load_texts(params.data_source, num_texts=params.num_texts, seed=params.seed)
-run.same_data(texts.source)
+run.note(data=texts.source)
 tokenizer, reason = train_tokenizer(texts.train, params.vocab_size)
 end = tokenizer.eos_token_id
 train, dev, test = (tokens_of(part, tokenizer) for part in (texts.train, texts.dev, texts.test))
@@ -178,6 +178,7 @@ trainer = LanguageModelTrainer(
 waited, used = time.perf_counter() - begun, time.process_time()
 print(f"the first step begins {waited:.0f} s after the settings; {used:.0f} s of processor time since the start")
 say_changed(params, globals())
+run.note(examples_a_step=plan.batch_size)
 trainer.train(resume_from_checkpoint=params.resume)
 measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))

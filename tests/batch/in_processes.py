@@ -32,8 +32,8 @@ def own(folder: str) -> None:
     from helpers.run import folder_lock
 
     if ranks.is_main():
-        with folder_lock.owned(folder):
-            Path(folder, "worked").write_text(model.__file__)
+        folder_lock.own(folder)
+        Path(folder, "worked").write_text(model.__file__)
 
 
 def train(folder: str, options: str = "") -> None:

@@ -63,7 +63,7 @@ def test_two_processes_train_what_one_trains_with_edited_cells(alone):
     notebook = nbformat.read(NOTEBOOKS / "legal_cot_sft.ipynb", 4)
     for cell in notebook.cells:
         cell.source = cell.source.replace("length=block, **", "length=block, adam_beta2=0.9, **")
-        cell.source = cell.source.replace("seed=params.seed)\nrun.same_data", "seed=params.seed + 1)\nrun.same_data")
+        cell.source = cell.source.replace("seed=params.seed)\nrun.note", "seed=params.seed + 1)\nrun.note")
     assert sum("adam_beta2" in cell.source or "seed + 1" in cell.source for cell in notebook.cells) == 2
     (alone / "edited").mkdir()
     nbformat.write(notebook, alone / "edited/legal_cot_sft.ipynb")

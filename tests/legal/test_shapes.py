@@ -7,7 +7,7 @@ import pytest
 
 from helpers.legal import evaluation
 from helpers.legal.parameters import LegalParameters
-from helpers.run import run_folder
+from helpers.run import disk
 from helpers.show import tables
 from tests.harness import NOTEBOOKS, cpu_here
 
@@ -128,7 +128,7 @@ class Run:
 
     def use_method(self): ...
 
-    def same_data(self, source): ...
+    def note(self, **facts): ...
 
     def results(self, machine, **results):
         self.written = results
@@ -156,7 +156,7 @@ def test_every_part_of_a_record_is_read_learned_scored_and_asked(name, tmp_path,
     data = {"data_source": str(written(tmp_path / file, rows)), "base_model": "sample"}
     params = LegalParameters(**data, max_steps=2, batch_size=4, learning_rate=0.01, save_steps=2)
     space = {"params": params, "machine": cpu_here(), "run": Run(tmp_path)}
-    space |= {"tables": tables, "write_json": run_folder.write_json, "saved": run_folder.saved}
+    space |= {"tables": tables, "write_json": disk.write_json, "say_changed": lambda *_: None}
     for code in cells():
         exec(code, space)
     record, template = space["records"].splits["train"][0], space["template"]

@@ -11,8 +11,8 @@ import torch
 from helpers.machine import attention, runtime
 from helpers.machine.engine import CudaEngine
 from tests import harness
+from tests.harness import result
 from tests.test_attention import llama
-from tests.test_resume import result
 
 pytestmark = pytest.mark.once
 

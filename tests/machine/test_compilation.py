@@ -18,10 +18,10 @@ from helpers.plan.machines import machine, runtime_of
 from helpers.plan.settings import Recipe, choose_compilation
 from helpers.plan.workloads import Asked
 from tests import harness
+from tests.harness import result
 from tests.machine import test_cards
 from tests.machine.test_cards import DRIVER
 from tests.models import tiny
-from tests.test_resume import result
 from tests.workloads import bert
 
 pytestmark = pytest.mark.once

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.run import checkpoint, mirror
+from helpers.run import checkpoint
 from tests.colab import Drive
 from tests.harness import NOTEBOOKS, ROOT
 
@@ -66,7 +66,7 @@ def finish(folder: Path, **options) -> str:
 def test_a_notebook_whose_machine_is_taken_away_ends_on_a_new_one_with_the_same_weights(tmp_path, number):
     drive = Drive(tmp_path / "drive")
     running = start(tmp_path / "one", drive.folder, HOLD)
-    copy = drive.mounted / mirror.DRIVE_FOLDER / "out" / "checkpoint-4" / checkpoint.MANIFEST
+    copy = drive.mounted / "MyDrive/kept_runs/out/checkpoint-4" / checkpoint.SEAL
     while not copy.exists():
         assert running.poll() is None, (tmp_path / "one/log").read_text()[-3000:]
         time.sleep(0.1)

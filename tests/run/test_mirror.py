@@ -1,18 +1,19 @@
 """helpers.run.mirror: a second place from which a new machine continues, whatever a mounted Drive does."""
 
+import os
 import random
 import shutil
 import sys
-import threading
+import time
 import types
 from pathlib import Path
 
 import pytest
 
 from helpers.data import data_source
-from helpers.machine import ranks, runtime
+from helpers.machine import runtime
 from helpers.parameters import Parameters
-from helpers.run import checkpoint, disk, folder_lock, mirror, run_folder
+from helpers.run import checkpoint, folder_lock, mirror
 from helpers.run.run_folder import RunFolder
 from tests import colab
 from tests.harness import write
@@ -21,111 +22,135 @@ pytestmark = pytest.mark.once
 
 
 @pytest.fixture(autouse=True)
-def ended():
+def quiet(monkeypatch):
+    """Copies are made when a test asks for them."""
+    monkeypatch.setattr(mirror, "PAUSE", 3600.0)
+    monkeypatch.setattr(mirror.atexit, "register", lambda function, *arguments, **options: function)
     yield
-    mirror.close_current()
     data_source.chosen_upload = data_source.kept_upload = None
 
 
-def claim(machine: Path, place: Path, **changes) -> RunFolder:
+def claim(machine: Path, place: Path | str, data: str = "blocks, sha256 1", **changes) -> RunFolder:
     """The claim of a process on a machine, of which this process is the first or the next."""
+    folder_lock._leases.clear()
+    mirror.mirror_of.cache_clear()
+    for folder in (machine / "run", Path(place) / "run"):
+        (folder / folder_lock.LOCK_FILE).unlink(missing_ok=True)
     run = RunFolder.claim("tiny", Parameters(output_dir=str(machine / "run"), keep_in=str(place), **changes))
-    run.same_data("blocks, sha256 1")
+    run.note(data=data)
     return run
 
 
-def train(run: RunFolder, *steps: int) -> None:
+def train(run: RunFolder, *steps: int, best: int | None = None) -> None:
     for step in steps:
-        with checkpoint.staged(run.path, step) as staging:
-            written = staging / f"checkpoint-{step}"
-            written.mkdir()
-            (written / "weights").write_bytes(random.Random(step).randbytes(300))
-            run_folder.copy_identity(run.path, written)
-        checkpoint.prune(run.path, 2, newest=step)
+        folder = write(run.path / f"checkpoint-{step}", {"weights": random.Random(step).randbytes(300)})
+        checkpoint.seal(folder)
+        checkpoint.rotate(run.path, best)
 
 
-def test_whatever_part_of_the_last_minutes_a_drive_loses_a_new_machine_has_a_whole_run_or_begins_anew(tmp_path):
-    chance, steps = random.Random(0), set()
+def steps(folder: Path) -> list[int]:
+    return [checkpoint.step_of(path) for path in checkpoint.listed(folder) if checkpoint.is_whole(path)]
+
+
+def test_whatever_a_drive_loses_a_new_machine_has_a_whole_run_or_begins_anew(tmp_path):
+    chance, newest = random.Random(0), set()
     for number in range(20):
         drive = colab.Drive(tmp_path / f"drive {number}")
         run = claim(tmp_path / f"{number}", drive.mounted)
+        run.mirror.copy()
+        drive.upload()
         for round_ in range(3):
             train(run, 4 * round_, 4 * round_ + 2)
-            assert run.mirror.finish(60)
+            assert run.mirror.copy() == ""
             drive.upload(chance)
-        mirror.close_current()
         drive.new_machine()
         run = claim(tmp_path / f"new {number}", drive.mounted)
-        newest, skipped = checkpoint.newest_whole(run.path)
-        assert not skipped
-        steps.add(newest and checkpoint.step_of(newest))
-    assert None in steps or 2 in steps or 6 in steps
-    assert 10 in steps
+        newest.add(max(steps(run.path), default=None))
+    assert 10 in newest and len(newest) > 1
 
 
-def test_old_copies_are_emptied_and_removed_when_newer_ones_have_settled_and_not_before(tmp_path, monkeypatch):
+def test_old_copies_are_emptied_and_removed_when_newer_ones_have_settled(tmp_path, monkeypatch):
     run = claim(tmp_path, tmp_path / "kept")
+    kept = run.mirror.place
     train(run, 1, 2)
-    assert run.mirror.finish(60)
-    kept = tmp_path / "kept/run"
+    run.mirror.copy()
     (tmp_path / "trash").hardlink_to(kept / "checkpoint-1/weights")  # as Drive's trash keeps its bytes
+    write(kept, {".part-checkpoint-1/weights": b"of a machine that died"})
     train(run, 3, 4)
-    assert run.mirror.finish(60)
-    assert [path.name for path in checkpoint.listed(kept)] == [f"checkpoint-{step}" for step in (4, 3, 2, 1)]
+    run.mirror.copy()
+    assert steps(kept) == [4, 3, 2, 1] and not (kept / ".part-checkpoint-1").exists()
     monkeypatch.setattr(mirror, "SETTLED", 0.0)
-    assert run.mirror.finish(60)
-    assert [path.name for path in checkpoint.listed(kept)] == ["checkpoint-4", "checkpoint-3"]
+    run.mirror.copy()
+    assert steps(kept) == [4, 3]
     assert (tmp_path / "trash").stat().st_size == 0
 
 
-def test_a_copy_that_the_second_place_lost_a_part_of_is_made_anew_in_the_next_session(tmp_path):
+def test_a_place_that_is_slower_than_the_saves_holds_the_newest_and_is_named(tmp_path, monkeypatch, capsys):
+    run, copytree, saved = claim(tmp_path, tmp_path / "kept"), shutil.copytree, iter(range(3, 100))
+
+    def slow(source, target):
+        if next(saved) < 9:
+            train(run, next(saved), next(saved))  # meanwhile the run saves twice
+        return copytree(source, target)
+
+    monkeypatch.setattr(shutil, "copytree", slow)
+    train(run, 1, 2)
+    assert run.mirror.copy() == ""
+    assert steps(run.mirror.place)[0] == steps(run.path)[0] == 8
+    assert capsys.readouterr().out.count("needs longer for a checkpoint") == 1
+    shutil.rmtree(run.path)
+    assert steps(claim(tmp_path, tmp_path / "kept").path)[0] == 8
+
+
+def test_a_copy_that_lost_a_part_is_made_anew_in_the_next_session(tmp_path):
     run = claim(tmp_path, tmp_path / "kept")
     train(run, 2)
-    assert run.mirror.finish(60)
-    mirror.close_current()
-    kept = tmp_path / "kept/run/checkpoint-2"
-    (kept / "weights").write_bytes(b"")
-    assert claim(tmp_path, tmp_path / "kept").mirror.finish(60)
-    assert checkpoint.damage(kept) is None
+    run.mirror.copy()
+    (run.mirror.place / "checkpoint-2/weights").write_bytes(b"")
+    run = claim(tmp_path, tmp_path / "kept")
+    run.mirror.copy()
+    assert steps(run.mirror.place) == [2]
 
 
-def test_what_another_run_or_person_has_at_the_second_place_is_refused_and_left_as_it_is(tmp_path):
+def test_files_are_copied_when_they_change_and_those_of_wandb_are_not(tmp_path):
+    run = claim(tmp_path, tmp_path / "kept")
+    write(run.path, {"model/weights": b"1", "wandb/run.wandb": b"1", "wandb_run": b"1", ".hidden": b"1"})
+    run.mirror.copy()
+    write(run.path, {"model/weights": b"22"})
+    os.utime(run.path / "model/weights", (time.time() + 9,) * 2)
+    run.mirror.copy()
+    kept = run.mirror.place
+    assert (kept / "model/weights").read_bytes() == b"22"
+    assert {path.name for path in kept.iterdir()} == {"model", "wandb_run", "run.json", "owner.lock"}
+
+
+def test_what_cannot_be_the_second_place_is_refused_by_name(tmp_path):
     train(claim(tmp_path / "one", tmp_path / "kept"), 1)
-    mirror.close_current()
-    with pytest.raises(ValueError, match=r"keep_in=.*belongs to another run .seed=0 there, 1 here"):
+    mirror.mirror_of(tmp_path / "one/run", tmp_path / "kept/run").copy()
+    with pytest.raises(ValueError, match=r"keep_in=.*holds another run .seed=0 there, 1 here"):
         claim(tmp_path / "two", tmp_path / "kept", seed=1)
-    with pytest.raises(ValueError, match="resume=False, but keep_in="):
+    assert not (tmp_path / "two/run/checkpoint-1").exists()
+    with pytest.raises(ValueError, match=r"keep_in=.*resume=False"):
         claim(tmp_path / "two", tmp_path / "kept", resume=False)
-    write(tmp_path, {"mine/run/letters.txt": "mine"})
-    with pytest.raises(ValueError, match=r"keep_in=.*holds files that are no run of this suite"):
-        claim(tmp_path / "two", tmp_path / "mine")
     with pytest.raises(ValueError, match="lie in each other"):
         claim(tmp_path, tmp_path / "run")
-    with pytest.raises(
-        ValueError, match=r"keep_in='drive' is Google Drive in Colab, and this is not Colab: name a folder"
-    ):
-        claim(tmp_path / "two", Path("drive"))
-    with pytest.raises(ValueError, match=r"output_dir='/content/drive.*no disk is mounted at /content/drive"):
+    with pytest.raises(ValueError, match=r"keep_in='drive': Google Drive was not mounted"):
+        claim(tmp_path / "three", "drive")
+    with pytest.raises(ValueError, match=r"output_dir='/content/drive.*Google Drive is not mounted"):
         RunFolder.claim("tiny", Parameters(output_dir="/content/drive/MyDrive/run"))
 
 
-def test_a_disk_that_is_gone_is_never_taken_for_an_empty_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "_mounts", {tmp_path})  # where this process saw a disk before
-    with pytest.raises(ValueError, match=r"keep_in=.*no disk is mounted at"):
-        mirror.place_of(str(tmp_path / "kept"), Path("run"))
-
-
-@pytest.mark.parametrize("platform", ["Colab", "Kaggle", ""])
-def test_where_the_disk_goes_with_the_runtime_one_line_says_so_and_what_to_set(tmp_path, monkeypatch, capsys, platform):
-    if platform == "Colab":
-        monkeypatch.setitem(sys.modules, "google.colab", colab.module(drive=types.SimpleNamespace()))
-    if platform == "Kaggle":
-        monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
-    RunFolder.claim("tiny", Parameters(output_dir=str(tmp_path / "run")))
-    said = capsys.readouterr().out
-    remedy = {"Colab": "set keep_in='drive'", "Kaggle": "choose Persistence", "": ""}[platform]
-    assert ("this run is deleted with this runtime's disk" in said) == bool(platform) and remedy in said
-    folder_lock.release(tmp_path / "run")
+def test_a_second_place_that_fails_is_named_and_training_goes_on(tmp_path, capsys, monkeypatch):
+    with pytest.raises(OSError, match=r"keep_in='/proc/nowhere' cannot be used"):
+        claim(tmp_path, "/proc/nowhere")
+    run = claim(tmp_path, tmp_path / "kept")
+    (tmp_path / "kept").rename(tmp_path / "gone")
+    train(run, 1, 2)
+    assert run.mirror.copy() and run.mirror.copy()
+    assert capsys.readouterr().out.count("ATTENTION: keep_in: not copied") == 1 and not (tmp_path / "kept").exists()
+    (tmp_path / "gone").rename(tmp_path / "kept")
+    run.results(runtime.detect(False))
+    assert steps(run.mirror.place) == [2, 1] and (run.mirror.place / "results.json").exists()
 
 
 def test_uploaded_data_go_along_and_are_not_asked_for_again(tmp_path, monkeypatch):
@@ -135,31 +160,13 @@ def test_uploaded_data_go_along_and_are_not_asked_for_again(tmp_path, monkeypatc
         upload=lambda: asked.append(1) or {"texts.csv": Path("texts.csv").write_bytes(b"a,b")}
     )
     monkeypatch.setitem(sys.modules, "google.colab", colab.module(files=window))
-    run = RunFolder.claim("tiny", Parameters(output_dir="one/run", keep_in="kept", data_source="upload"))
+    run = claim(tmp_path / "one", "kept", data_source="upload")
     data_source.locate("upload")
-    run.same_data("texts.csv, sha256 1")
-    with monkeypatch.context() as launched:  # the notebook's kernel starts several processes, before the first step
-        launched.setattr(ranks, "count", lambda: 2)
-        RunFolder.claim("tiny", Parameters(output_dir="one/run", data_source="upload"))
-        assert data_source.locate("upload").path.parent.name == "uploaded"
-    run = RunFolder.claim("tiny", Parameters(output_dir="one/run", keep_in="kept", data_source="upload"))
+    run.note(data="texts.csv, sha256 1")
     train(run, 1)
-    mirror.close_current()
+    run.mirror.copy()
     Path("texts.csv").unlink()
     shutil.rmtree("one")
-    RunFolder.claim("tiny", Parameters(output_dir="two/run", keep_in="kept", data_source="upload"))
+    claim(tmp_path / "two", "kept", "texts.csv, sha256 1", data_source="upload")
     assert data_source.locate("upload").path.read_bytes() == b"a,b"
     assert len(asked) == 1
-
-
-def test_training_does_not_wait_for_a_second_place_that_does_not_answer(tmp_path, monkeypatch, capsys):
-    run, answers, copy = claim(tmp_path, tmp_path / "kept"), threading.Event(), disk.copy
-    assert run.mirror.finish(60)
-    monkeypatch.setattr(disk, "copy", lambda *paths: answers.wait() and copy(*paths))  # as a system call that hangs
-    train(run, 1, 2, 3)
-    assert not run.mirror.finish(0.5)
-    assert checkpoint.newest_whole(run.path)[0].name == "checkpoint-3" and not checkpoint.listed(tmp_path / "kept/run")
-    answers.set()
-    run.results(runtime.detect(False))
-    assert "keep_in: everything is copied" in capsys.readouterr().out
-    assert checkpoint.newest_whole(tmp_path / "kept/run")[0].name == "checkpoint-3"
