@@ -382,7 +382,12 @@ def write(folder: Path) -> None:
         del counting["text_nats"]
         parts[file.stem] = json.loads(file.read_text()) | {"counting": counting, "rows": rows}
     machine = report.machine("cpu", ("torch", "transformers"))
-    report.write(OUTPUT, machine, train=TRAIN, trials=trials, data=parts)
+    earlier = {}
+    if OUTPUT.is_file():
+        earlier = json.loads(OUTPUT.read_text()).get(
+            "earlier", {}
+        )  # runs on another machine, as they were written there
+    report.write(OUTPUT, machine, train=TRAIN, trials=trials, data=parts, earlier=earlier)
 
 
 def describe_runs(own: list[dict], seconds: int, model: str, counted: list[float]) -> list[dict]:
