@@ -55,13 +55,12 @@ docs: $(GPU)/.installed ## write the tables and figures of README.md and docs/ f
 gallery: $(GPU)/.installed ## execute the notebooks on this machine and show them in docs/gallery (hours)
 	$(GPU)/bin/python docs/gallery.py
 
-lint: $(GPU)/.installed ## ruff and mypy; notebooks, docs and the gallery's code cells are what their sources give
+lint: $(GPU)/.installed ## ruff and mypy; notebooks and docs are what their sources give
 	$(GPU)/bin/ruff check .
 	$(GPU)/bin/ruff format --check .
 	$(GPU)/bin/mypy
 	$(GPU)/bin/python notebooks/build.py --check
 	$(GPU)/bin/python docs/build.py --check
-	$(GPU)/bin/python docs/gallery.py --check
 
 lock: $(GPU)/.installed ## requirements-gpu.lock and requirements-tpu.lock: every package with its version and hashes, by uv
 	$(GPU)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) uv

@@ -2,12 +2,10 @@
 
     python docs/gallery.py                                     # all five, on this machine, one after another
     python docs/gallery.py legal_cot_sft base_model=my/model   # one, with other parameters than those below
-    python docs/gallery.py --check                             # runs nothing, and names the copies that are stale
 
 Each GPU notebook runs with the parameters below, in the present folder; the same command goes on with what was cut off.
 `docs/gallery/` then holds the notebook with its outputs, without its packed `helpers`, and its last figure as a small .png, which
-README and, after `make notebooks`, the notebook's first cell show. A copy is stale when another cell of code than those of the
-setup and of the given parameters is no longer that of its notebook.
+README and, after `make notebooks`, the notebook's first cell show.
 """
 
 import argparse
@@ -52,11 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("notebook", nargs="?", choices=PARAMETERS)
     parser.add_argument("parameters", nargs="*", metavar="name=value")
-    parser.add_argument("--check", action="store_true", help="run nothing; exit 1 and name the copies that are stale")
     arguments = parser.parse_args()
-    if arguments.check:
-        old = [name for name in PARAMETERS if stale(name)]
-        sys.exit(f"docs/gallery: {', '.join(old)}: not the code of the notebooks; run `make gallery`" if old else 0)
     for name in [arguments.notebook] if arguments.notebook else PARAMETERS:
         changes = dict(each.split("=", 1) for each in arguments.parameters)
         values = {"data_source": "sample"} | PARAMETERS[name] | changes
@@ -122,18 +116,6 @@ def small(figure: bytes) -> bytes:
     picture.thumbnail((WIDTH, WIDTH))
     picture.quantize(COLOURS, dither=Image.Dither.NONE).save(written, "PNG", optimize=True)
     return written.getvalue()
-
-
-def stale(name: str) -> bool:
-    """Whether the gallery has a copy of this notebook that shows other code than the notebook has."""
-    copy = GALLERY / f"{name}.ipynb"
-    return copy.is_file() and _code(copy) != _code(NOTEBOOKS / f"{name}.ipynb")
-
-
-def _code(notebook: Path) -> list[str]:
-    apart = {"setup", "injected-parameters"}  # the payload, and what differs from the defaults
-    cells = nbformat.read(notebook, as_version=4).cells
-    return [each.source for each in cells if each.cell_type == "code" and not apart & {*each.metadata.get("tags", ())}]
 
 
 if __name__ == "__main__":

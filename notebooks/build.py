@@ -15,8 +15,7 @@ that ends in `# gpu only` or `# tpu only` (the marker is stripped). Three cells 
 - tagged `method`, `# method: helpers/<room>/<file>.py`: a cell that shows this file and writes it (`%%writefile`), so that a reader
   can edit it. The file is left out of the payload (helpers/notebook/method.py).
 
-In a text cell `{planned}` stands for what the planner says of the notebook's default run (docs/results/grid.json),
-`{own data}` for how a file of one's own gets into the runtime, a paragraph `{picture: what it shows}` for the picture of the executed
+In a text cell `{own data}` stands for how a file of one's own gets into the runtime, a paragraph `{picture: what it shows}` for the picture of the executed
 copy (docs/gallery), with a caption, and `{figure NAME: what it shows}` for one of docs/figures; without a file it is left out.
 """
 
@@ -45,7 +44,6 @@ import badges  # noqa: E402
 
 from helpers.notebook import method  # noqa: E402
 from helpers.parameters import MAIN, extra, kind_of  # noqa: E402
-from helpers.show import tables  # noqa: E402  the checkout's, wherever this is started
 
 MOST_MAIN = 8
 FORM = "# @title Parameters"
@@ -54,11 +52,8 @@ NOTEBOOKS = ROOT / "notebooks"
 SUFFIX = {"gpu": "", "tpu": "_tpu"}
 BUNDLED = ("# notebooks:", "# files:")
 COLAB_RUNTIME = {"gpu": ("GPU", "T4"), "tpu": ("TPU", "V5E1")}
-DEVICES = {"gpu": ("T4", "A100 40GB"), "tpu": ("v5e-1", "v5e-8")}
-GRID = ROOT / "docs/results/grid.json"
 GALLERY = ROOT / "docs/gallery"
 FIGURES = ROOT / "docs/figures"
-PLAN = "{planned}"  # in a markdown cell
 PICTURE = re.compile(r"\{(?:picture|figure (\w+)): (.+)\}\n\n")
 OWN_DATA = "{own data}"
 WHERE_OWN_DATA_ARE = (
@@ -138,7 +133,6 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
         else:
             text = text.replace(OWN_DATA, WHERE_OWN_DATA_ARE)
             text = PICTURE.sub(lambda found: picture(source.stem, found[1], found[2]), text)
-            text = text.replace(PLAN, planned(source.stem, twin)) if PLAN in text else text
         new_cell = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
         cells.append(new_cell(text, id=f"{position:02d}", metadata=metadata))
     setup = next(cell for cell in cells if "setup" in _tags(cell))
@@ -192,19 +186,6 @@ def picture(notebook: str, figure: str | None, shows: str) -> str:
     image = f'<img alt="{html.escape(shows)}" src="data:image/png;base64,{data}">'
     origin = "measured on a CPU" if figure else "from an executed copy on a CPU, no promise"
     return f"{image}\n\n*{shows}: {origin}.*\n\n"
-
-
-def planned(notebook: str, twin: str) -> str:
-    """Time and memory of the notebook's default run by the planner, on the devices that most people have."""
-    known = json.loads(GRID.read_text(encoding="utf-8"))["notebooks"]
-    if notebook not in known:
-        return ""
-    plans = {each["hardware"]: each for each in known[notebook]}
-    said = []
-    for device in DEVICES[twin]:
-        time = " to ".join(map(tables.seconds, plans[device]["run_seconds"] or ())) or "not known"
-        said.append(f"{device} {time}, at most {plans[device]['peak_memory_bytes'][1] / 2**30:.1f} GiB")
-    return f"**Estimated, not measured**, for the default settings: {'; '.join(said)}. Download and saving come on top."
 
 
 def parameters_cell(declaration: str, twin: str, where: str = "parameters cell") -> str:

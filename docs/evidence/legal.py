@@ -2,13 +2,15 @@
 
 from build import result
 from evidence import declarations, pictures
+from evidence.seeds import Difference
 
 from helpers.legal.evaluation import TRAINED, WORDS
 from helpers.legal.parameters import LegalParameters
 from helpers.show import tables
+from helpers.show.intervals import Interval, wilson
 
 FILE, FORMER = "legal_cpu.json", "legal_former_studies.json"
-ALONE = "trained on labels alone"
+ALONE, PROBE = "trained on labels alone", "linear probe on the frozen model"
 FIGURE = "docs/figures/legal_reasoning.png"
 TITLES = {
     "overruling": ("whether a sentence overrules a case", "accuracy"),
@@ -17,8 +19,8 @@ TITLES = {
 }
 
 
-def _percent(values: dict, sign: str = "") -> str:
-    return f"{100 * values['value']:{sign}.1f} ({100 * values['low']:{sign}.1f} to {100 * values['high']:{sign}.1f})"
+def _percent(share: Interval) -> str:
+    return f"{100 * share.value:.1f} ({100 * share.low:.1f} to {100 * share.high:.1f})"
 
 
 def _shares(values: list[float]) -> str:
@@ -31,40 +33,54 @@ def _studies() -> dict[int, dict]:
     return {int(count): study for count, study in studies.items() if study["right"]["labels"]}
 
 
+def _less(study: dict, system: str) -> Difference:
+    """The right answers of the trained model less those of another system, by seed."""
+    items = study["scores"]["trained less"][system]
+    rival = study["right"]["labels"] if system == ALONE else [study["scores"]["systems"][system]["value"]]
+    return Difference.between(study["right"]["chains"], rival, items["low"], items["high"])
+
+
 def headline() -> str:
-    """The model that was trained with chains, beside words and the same model on labels alone."""
-    parts = []
-    for count, study in sorted(_studies().items()):
-        scores = study["scores"]
-        less, right = scores["trained less"], scores["systems"][TRAINED]["value"]
-        parts.append(
-            f"after {count} records **{100 * right:.1f} %**, {_percent(less[WORDS], '+')} points compared with counting words and "
-            f"{_percent(less[ALONE], '+')} compared with the same model trained on the answers alone"
-        )
-    seeds = len(study["right"]["chains"])
+    """The model that was trained with chains, beside the strongest simple method and the same model on labels alone."""
+    fewer, most = (study for _, study in sorted(_studies().items()))
+    counts = sorted(_studies())
+    scores = most["scores"]
+    right = {name: f"{100 * values['value']:.1f} %" for name, values in scores["systems"].items()}
+    worse = {task: values for task, values in _former().items() if values["high"] < 0}
+    shares = " and ".join(f"{-100 * values['value']:+.1f}" for values in worse.values())
     return (
-        "The answer needs several steps (diversity jurisdiction). SmolLM2-135M, fine-tuned on records with their reasoning, answers "
-        f"{scores['questions']} unseen questions. Right answers: {'; '.join(parts)} ({seeds} seeds, which differ widely). A written rule of three lines "
-        "answers all of them. Where words give the label away, counting them is as good"
+        f"The answer needs several steps (diversity jurisdiction). SmolLM2-135M, fine-tuned on {counts[1]} records with their reasoning, answers "
+        f"**{_shares(most['right']['chains'])} %** of {scores['questions']} unseen questions rightly (three seeds), after {counts[0]} records "
+        f"{_shares(fewer['right']['chains'])} %. The strongest simple method, a linear probe on the frozen model, has {right[PROBE]} after {counts[1]} "
+        f"records; the fine-tuned model is {_less(most, PROBE).text(1, 100)} points above it, and {_less(most, ALONE).text(1, 100)} above the same model "
+        f"trained on the answers alone. Counting words has {right[WORDS]}, and a written rule of three lines answers all questions. Where words give the "
+        f"label away, counting them is ahead ({shares} points, one seed each)"
     )
 
 
 def draw() -> None:
-    """Right answers of the three methods that the headline compares."""
-    methods = {"counting words": WORDS, "trained on answers alone": ALONE, "trained with reasoning": TRAINED}
+    """Right answers of the methods that the headline compares."""
     rows = []
     for count, study in sorted(_studies().items()):
-        for title, system in methods.items():
-            share = study["scores"]["systems"][system]
-            rows.append(pictures.percent(f"{title}, {count} records", share, system == TRAINED))
-    pictures.dots("legal_reasoning", "Diversity jurisdiction: 200 unseen questions", "right answers, %", rows)
+        scores = study["scores"]
+        for title, system in (("counting words", WORDS), ("linear probe on the frozen model", PROBE)):
+            if system in scores["systems"]:
+                share = wilson(scores["systems"][system]["value"], scores["questions"])
+                rows.append(pictures.percent(f"{title}, {count} records", share))
+        for title, kind in (("trained on answers alone", "labels"), ("trained with reasoning", "chains")):
+            rows.append(pictures.seeds(f"{title}, {count} records", study["right"][kind], kind == "chains"))
+    unit = "right answers, % (line: 95 % interval, or lowest to highest of three seeds)"
+    pictures.dots("legal_reasoning", "Diversity jurisdiction: 200 unseen questions", unit, rows)
 
 
 def beats() -> str:
-    """Whether fine-tuning is better than counting words, in a few words."""
-    if any(study["scores"]["trained less"][WORDS]["low"] > 0 for study in _studies().values()):
-        return "yes, where the answer needs reasoning; for plain labels counting words is as good or better"
-    return "no, for plain labels: counting words is as good or better"
+    """Whether fine-tuning is better than the strongest simple method, in a few words."""
+    most = _studies()[max(_studies())]
+    less = _less(most, PROBE)
+    return (
+        f"{less.answer} where the answer needs reasoning: {less.numbers(1, 100)} points over a linear probe on the frozen model; no where words "
+        "give the label away"
+    )
 
 
 def dropout() -> str:
@@ -78,16 +94,16 @@ def dropout() -> str:
 
 def chains() -> str:
     """A row a system, after the most training records."""
-    scores, rows = _studies()[max(_studies())]["scores"], []
+    study, rows = _studies()[max(_studies())], []
+    scores = study["scores"]
     systems = sorted(scores["systems"].items(), key=lambda system: system[1]["value"])
     for name, values in systems:
-        less = scores["trained less"].get(name)
         label = "**trained with chains**" if name == TRAINED else name
         rows.append(
             {
                 "answers": label,
-                "right, %": _percent(values),
-                "difference of the trained model, points": _percent(less, "+") if less else "",
+                "right, %": _percent(wilson(values["value"], scores["questions"])),
+                "difference of the trained model, points": _less(study, name).text(1, 100) if name != TRAINED else "",
             }
         )
     rows.append({"answers": "a written rule of three lines: the answer key", "right, %": "100, by construction"})
@@ -106,7 +122,7 @@ def steps() -> str:
                 "counting words, %": f"{100 * scores['systems'][WORDS]['value']:.1f}",
                 "labels alone, % by seed": _shares(study["right"]["labels"]),
                 "with chains, % by seed": _shares(study["right"]["chains"]),
-                "chains minus labels, points": _percent(scores["trained less"][ALONE], "+"),
+                "chains minus labels, points": _less(study, ALONE).text(1, 100),
                 "every step right, % by seed": _shares(study["every step right"]),
             }
         )
@@ -117,18 +133,27 @@ def steps() -> str:
     )
 
 
+def _former() -> dict[str, dict]:
+    """For each task of a former study the difference to the best method that counts words."""
+    differences = {}
+    for task, (_, measure) in TITLES.items():
+        study = result(FORMER)["tasks"][task]
+        words = [name for name in study["systems"] if name.startswith("words")]
+        best = max(words, key=lambda name, study=study, measure=measure: study["systems"][name][measure]["value"])
+        differences[task] = study["trained less"][best][measure]
+    return differences
+
+
 def former() -> str:
     """Three tasks whose label the words of a text carry, of a former study: a line each."""
     lines = []
-    for task, (title, measure) in TITLES.items():
-        found = result(FORMER)["tasks"][task]
-        words = [name for name in found["systems"] if name.startswith("words")]
-        best = max(words, key=lambda name, found=found, measure=measure: found["systems"][name][measure]["value"])
-        trained, less = found["systems"]["trained"][measure], found["trained less"][best][measure]
-        seeds = f"{found['seeds']} seed{'s' * (found['seeds'] != 1)}"
+    for task, less in _former().items():
+        title, measure = TITLES[task]
+        study = result(FORMER)["tasks"][task]
+        seeds = f"{study['seeds']} seed{'s' * (study['seeds'] != 1)}, interval over the texts alone"
         lines.append(
-            f"- {title}: {100 * trained['value']:.1f} % {measure.replace('_', ' ')} after {found['train_rows']} records, {_percent(less, '+')} compared with "
-            f"the best method that counts words ({seeds})"
+            f"- {title}: {100 * study['systems']['trained'][measure]['value']:.1f} % {measure.replace('_', ' ')} after {study['train_rows']} records, "
+            f"{100 * less['value']:+.1f} ({100 * less['low']:+.1f} to {100 * less['high']:+.1f}) compared with the best method that counts words ({seeds})"
         )
     return "\n".join(lines)
 

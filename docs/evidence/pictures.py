@@ -1,8 +1,13 @@
 """The pictures of README.md: a dot for each method, the notebook's own in blue, with its interval."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+
+from evidence.seeds import ENOUGH, Difference
+
+from helpers.show.intervals import Interval
 
 FOLDER = Path(__file__).resolve().parents[1] / "figures"
 
@@ -18,9 +23,22 @@ class Dot:
     ours: bool = False
 
 
-def percent(method: str, share: Mapping[str, float], ours: bool) -> Dot:
-    """The dot of a share with its interval, from a file of results."""
-    return Dot(method, 100 * share["value"], 100 * share["low"], 100 * share["high"], ours)
+def percent(method: str, share: Interval, ours: bool = False) -> Dot:
+    """The dot of a share with its interval."""
+    return Dot(method, 100 * share.value, 100 * share.low, 100 * share.high, ours)
+
+
+def seeds(method: str, shares: Sequence[float], ours: bool = False) -> Dot:
+    """The dot of the mean of several seeds, from the lowest to the highest."""
+    return Dot(method, 100 * fmean(shares), 100 * min(shares), 100 * max(shares), ours)
+
+
+def difference(method: str, values: Difference, ours: bool = False) -> Dot:
+    """The dot of a difference: with its interval, or from the lowest to the highest of fewer than five seeds."""
+    low, high = values.interval
+    if len(values.by_seed) < ENOUGH:
+        low, high = min(values.by_seed), max(values.by_seed)
+    return Dot(method, values.value, low, high, ours)
 
 
 def dots(name: str, title: str, unit: str, rows: list[Dot], digits: int = 1) -> None:

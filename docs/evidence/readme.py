@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import dataclass
 
-from build import RESULTS, result
+from build import RESULTS
 from evidence import graphmer, legal, lejepa, reservoir, tuning
 
 from helpers.show import tables
@@ -72,7 +72,7 @@ NOTEBOOKS = (
 
 
 def table() -> str:
-    """A row for each notebook: what a person brings, what they get, how long it takes, and whether that beats the simple method."""
+    """A row for each notebook: what a person brings and gets, what the executed copy took, and whether it beats the simple method."""
     rows = []
     for notebook in NOTEBOOKS:
         twins = (_opened("GPU", notebook.file), _opened("TPU", f"{notebook.file}_tpu"))
@@ -80,7 +80,7 @@ def table() -> str:
             {
                 "I have": notebook.has,
                 "I get": notebook.gets,
-                "Time": getattr(notebook.evidence, "TIME", "") or _time(notebook.file),
+                "Time": _time(notebook.file),
                 "Does it beat the simple method?": notebook.evidence.beats(),
                 "See it": _seen(notebook.file),
                 "Open it": " · ".join(twins),
@@ -103,17 +103,11 @@ def _block(notebook: Notebook) -> str:
 
 
 def _time(file: str) -> str:
-    """What the executed copy took on a CPU, and what the planner expects of the default run on a T4."""
-    times = []
+    """Processor time of the executed copy; "" where it was not measured."""
     measured = json.loads((RESULTS / "gallery.json").read_text(encoding="utf-8"))
-    if file in measured:
-        times.append(f"{tables.seconds(measured[file]['processor_seconds'])} of a CPU core")
-    runs = result("grid.json")["notebooks"].get(file, [])
-    for run in runs:
-        if run["hardware"] == "T4" and run["run_seconds"]:
-            low, high = map(tables.seconds, run["run_seconds"])
-            times.append(f"{low} to {high} on a free T4 (estimated)")
-    return "; ".join(times)
+    if file not in measured:
+        return ""
+    return f"{tables.seconds(measured[file]['processor_seconds'])} of a CPU core (the copy)"
 
 
 def _seen(file: str) -> str:

@@ -5,41 +5,27 @@ import statistics
 import numpy as np
 from build import result, spread
 from evidence import declarations, pictures
-from scipy import stats
+from evidence.seeds import Difference
 
 from helpers.reservoir.parameters import MODEL, ReservoirParameters
 from helpers.show import tables
 
 STUDY = "reservoir_cpu.json"
-FIRST, MODEL_NAME, MINUTE, ENOUGH = "tinystories", "reservoir", 60, 5  # seeds, from which on "better" may be said
+FIRST, MODEL_NAME, MINUTE = "tinystories", "reservoir", 60
 FIGURE = "docs/figures/reservoir_budget.png"
 
 
-def _interval(shares: list[float], by_texts: list[float]) -> tuple[float, float, float]:
-    """Mean of the seeds' shares, and the wider interval: t over the seeds, or over test texts."""
-    mean = statistics.fmean(shares)
-    low, high = by_texts[1:]
-    if len(shares) > 1:
-        half = stats.t.ppf(0.975, len(shares) - 1) * statistics.stdev(shares) / len(shares) ** 0.5
-        if 2 * half > high - low:
-            low, high = mean - half, mean + half
-    return mean, low, high
+def _below_counting(row: dict, counting: float) -> Difference:
+    """By what share a model needs fewer bits than counting."""
+    return Difference([1 - bits / counting for bits in row["test"]], tuple(row["below_counting"][1:]))
 
 
-def _below_counting(row: dict, counting: float) -> tuple[float, float, float]:
-    return _interval([1 - bits / counting for bits in row["test"]], row["below_counting"])
-
-
-def _reservoir_below(row: dict, reservoir: dict) -> tuple[float, float, float]:
+def _reservoir_below(row: dict, reservoir: dict) -> Difference:
     """By what share the reservoir needs fewer bits than a rival, over the seeds that both have."""
     rival = dict(zip(row["seed"], row["test"], strict=True))
     own = dict(zip(reservoir["seed"], reservoir["test"], strict=True))
-    return _interval([1 - own[seed] / rival[seed] for seed in rival if seed in own], row["reservoir_below"])
-
-
-def _percent(interval: tuple[float, float, float]) -> str:
-    share, low, high = (100 * value for value in interval)
-    return f"{share:.1f} % ({low:.1f} to {high:.1f})"
+    shares = [1 - own[seed] / rival[seed] for seed in rival if seed in own]
+    return Difference(shares, tuple(row["reservoir_below"][1:]))
 
 
 def _minute(data: dict) -> dict[str, dict]:
@@ -54,7 +40,7 @@ def comparison() -> str:
         for row in rows.values():
             against = ""
             if row["model"] != MODEL_NAME:
-                against = _percent(_reservoir_below(row, rows[MODEL_NAME]))
+                against = _reservoir_below(row, rows[MODEL_NAME]).text(1, 100)
             lines.append(
                 {
                     "text": name,
@@ -62,8 +48,8 @@ def comparison() -> str:
                     "bits per byte": spread(row["test"]),
                     "counting": f"{counting:.3f}",
                     "xz": f"{data['xz']:.3f}",
-                    "fewer bits than counting (95 %)": _percent(_below_counting(row, counting)),
-                    "reservoir: fewer bits than this model (95 %)": against,
+                    "% fewer bits than counting": _below_counting(row, counting).text(1, 100),
+                    "reservoir: % fewer bits than this model": against,
                     "steps": f"{np.mean(row['steps']):.0f}",
                     "seeds": len(row["seed"]),
                 }
@@ -93,7 +79,7 @@ def budgets() -> str:
                     "model": row["model"],
                     "bits per byte": spread(row["test"]),
                     "counting": f"{data['counting']['test']:.3f}",
-                    "fewer bits than counting": _percent(_below_counting(row, data["counting"]["test"])),
+                    "% fewer bits than counting": _below_counting(row, data["counting"]["test"]).text(1, 100),
                     "seeds": len(row["seed"]),
                 }
             )
@@ -101,24 +87,15 @@ def budgets() -> str:
     return f"{about}\n\n{tables.markdown(lines)}"
 
 
-def _shown(interval: tuple[float, float, float], seeds: int) -> str:
-    """Better or worse where five seeds say so, else not shown."""
-    _, low, high = interval
-    if seeds < ENOUGH or low <= 0 <= high:
-        return "not shown to differ"
-    return "better" if low > 0 else "worse"
-
-
 def headline() -> str:
     """Every text after a minute, in a few words, for README.md."""
     data = result(STUDY)["data"]
     rows = _minute(data[FIRST])
     own, rival, counting = rows[MODEL_NAME], rows["GRU"], data[FIRST]["counting"]["test"]
-    against = _reservoir_below(rival, own)
     first = (
         f"On TinyStories, after {MINUTE} processor seconds of one thread (2,000 stories, all preparation included), the model needs "
         f"**{spread(own['test'])} bits per byte** (lower is better; {len(own['seed'])} seeds): counting alone needs {counting:.3f}, "
-        f"`xz` {data[FIRST]['xz']:.3f}. That is {_percent(_below_counting(own, counting))} fewer than counting. With a trained recurrent network "
+        f"`xz` {data[FIRST]['xz']:.3f}. That is {_below_counting(own, counting).text(1, 100)} % fewer than counting. With a trained recurrent network "
         f"(a GRU) in its place it needs {spread(rival['test'])}, and after five minutes the GRU is better (one seed). "
     )
     others = []
@@ -131,7 +108,6 @@ def headline() -> str:
             if "GRU" in rows:
                 clause += f" and {spread(rows['GRU']['test'])} for the GRU"
             others.append(f"{clause} ({seeds} seed{'s' if seeds > 1 else ''})")
-    assert against
     return f"{first}Other texts, {'; '.join(others)}. The budget is the benchmark's; the notebook trains at most 1,400 steps"
 
 
@@ -140,16 +116,14 @@ def beats() -> str:
     data = result(STUDY)["data"]
     own = _minute(data[FIRST])[MODEL_NAME]
     counting = data[FIRST]["counting"]["test"]
-    share = _below_counting(own, counting)
-    outcome = {"better": "yes", "worse": "no"}.get(_shown(share, len(own["seed"])), "not shown")
     shares = []
     for part in data.values():
         rows = _minute(part)
         if MODEL_NAME in rows:
-            shares.append(100 * _below_counting(rows[MODEL_NAME], part["counting"]["test"])[0])
+            shares.append(100 * _below_counting(rows[MODEL_NAME], part["counting"]["test"]).value)
     span = f"{min(shares):.0f} to {max(shares):.0f} %"
     return (
-        f"{outcome}: {statistics.fmean(own['test']):.3f} bits per byte, counting {counting:.3f} ({span} fewer over {len(shares)} texts); a trained network "
+        f"{_below_counting(own, counting).answer}: {statistics.fmean(own['test']):.3f} bits per byte, counting {counting:.3f} ({span} fewer over {len(shares)} texts); a trained network "
         "is as good or better on other texts"
     )
 

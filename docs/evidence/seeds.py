@@ -20,6 +20,12 @@ class Difference:
     by_seed: Sequence[float]
     items: tuple[float, float]
 
+    @classmethod
+    def between(cls, ours: Sequence[float], theirs: Sequence[float], low: float, high: float) -> "Difference":
+        """Of the values of each seed; a method without seeds has one value. low, high: of items resampled."""
+        several = [*theirs] * len(ours) if len(theirs) == 1 else theirs
+        return cls([our - their for our, their in zip(ours, several, strict=True)], (low, high))
+
     @property
     def value(self) -> float:
         return fmean(self.by_seed)
@@ -50,11 +56,23 @@ class Difference:
             return "better"
         return "worse" if max(ends) < 0 else "not shown"
 
-    def text(self, digits: int = 3, scale: float = 1) -> str:
-        """The value with its interval; with fewer than five seeds their own numbers."""
+    @property
+    def answer(self) -> str:
+        """To the question whether it is better."""
+        answers = {"better": "yes", "worse": "no", "not shown": "not shown"}
         if len(self.by_seed) < ENOUGH:
-            seeds = ", ".join(f"{scale * value:+.{digits}f}" for value in self.by_seed)
-            return f"{seeds} ({len(self.by_seed)} seeds: not shown)"
+            return f"not shown with {len(self.by_seed)} seeds"
+        return answers[self.outcome]
+
+    def numbers(self, digits: int = 3, scale: float = 1) -> str:
+        """The value with its interval; with fewer than five seeds the number of each."""
+        if len(self.by_seed) < ENOUGH:
+            return ", ".join(f"{scale * value:+.{digits}f}" for value in self.by_seed)
         low, high = (scale * end for end in self.interval)
-        shown = "" if self.outcome != "not shown" else ", not shown"
-        return f"{scale * self.value:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f}{shown})"
+        return f"{scale * self.value:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+
+    def text(self, digits: int = 3, scale: float = 1) -> str:
+        """The numbers, and whether they show nothing."""
+        if self.outcome != "not shown":
+            return self.numbers(digits, scale)
+        return f"{self.numbers(digits, scale)} ({len(self.by_seed)} seeds: not shown)"

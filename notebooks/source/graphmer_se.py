@@ -23,8 +23,6 @@
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, with a small encoder.
 # **Run all** and wait. The TPU twin is `graphmer_se_tpu.ipynb`.
 #
-# {planned}
-#
 # MiniLM, which the search starts from, is under Apache-2.0.
 #
 # If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
@@ -47,8 +45,6 @@
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips). Without one it goes
 # on with the GPU or the CPU. The first steps take long: XLA compiles them, once for each length of the curriculum. The GPU twin is
 # `graphmer_se.ipynb`.
-#
-# {planned}
 #
 # MiniLM, which the search starts from, is under Apache-2.0.
 #

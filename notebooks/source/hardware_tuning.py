@@ -20,8 +20,6 @@
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, where other changes help.
 # Press **Run all** and wait. The TPU twin is `hardware_tuning_tpu.ipynb`.
 #
-# {planned}
-#
 # **The defaults** are the model `bert-base-uncased` (Apache-2.0) and the texts `dair-ai/emotion` (licence stated as "other", for
 # education and research). The hub cannot be reached from where this notebook is tested, so these defaults were not run by us; the same
 # cells were run with other models and files, and with `data_source="sample"`.
@@ -42,8 +40,6 @@
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips).
 # Without one it goes on with the GPU or the CPU. Every setting is another graph that XLA compiles, once. The GPU
 # twin is `hardware_tuning.ipynb`.
-#
-# {planned}
 #
 # **The defaults** are the model `bert-base-uncased` (Apache-2.0) and the texts `dair-ai/emotion` (licence stated as "other", for
 # education and research). The hub cannot be reached from where this notebook is tested, so these defaults were not run by us; the same

@@ -14,16 +14,14 @@
 # in your format, on your own machine. A table says how often its answer is right, and how often the answers of a word-count classifier, of
 # the nearest training record and of the original model are.
 #
-# **What it is for**: answers that need steps. Where the words of a text give its label away, a word-count classifier is as good and trains
-# in seconds; the table below shows it. Where the answer follows from several facts, a model that was trained to write the steps is
-# better than that classifier and than a model trained on the answers alone (`docs/legal.md` has the measurement).
+# **What it is for**: answers that need steps. Where the words of a text give its label away, a word-count classifier is better and trains
+# in seconds; the table below shows it. Where the answer follows from several facts, a model that was trained to write the steps was ahead
+# of that classifier with each of three seeds; that the steps help more than answers alone is not shown (`docs/legal.md`).
 #
 # {picture: Right answers to test records: the trained model and what costs nothing, with 95 % intervals}
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*; Kaggle: *GPU T4 x2*, and `num_processes=0` to train on
 # both); without one it runs on the CPU. Press **Run all** and wait. The TPU twin is `legal_cot_sft_tpu.ipynb`.
-#
-# {planned}
 #
 # **The defaults** are the model Qwen2.5-0.5B-Instruct (Apache-2.0, at a pinned revision) and a sample of invented law that comes with
 # this notebook (its licence is the notebook's): 300 questions with their reasoning. Nothing about real law can be learned from it; put
@@ -45,17 +43,15 @@
 # in your format, on your own machine. A table says how often its answer is right, and how often the answers of a word-count classifier, of
 # the nearest training record and of the original model are.
 #
-# **What it is for**: answers that need steps. Where the words of a text give its label away, a word-count classifier is as good and trains
-# in seconds; the table below shows it. Where the answer follows from several facts, a model that was trained to write the steps is
-# better than that classifier and than a model trained on the answers alone (`docs/legal.md` has the measurement).
+# **What it is for**: answers that need steps. Where the words of a text give its label away, a word-count classifier is better and trains
+# in seconds; the table below shows it. Where the answer follows from several facts, a model that was trained to write the steps was ahead
+# of that classifier with each of three seeds; that the steps help more than answers alone is not shown (`docs/legal.md`).
 #
 # {picture: Right answers to test records: the trained model and what costs nothing, with 95 % intervals}
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips). Without one it
 # goes on with the GPU or the CPU. The first steps take long, because XLA compiles them once. The GPU twin is
 # `legal_cot_sft.ipynb`.
-#
-# {planned}
 #
 # **The defaults** are the model Qwen2.5-0.5B-Instruct (Apache-2.0, at a pinned revision) and a sample of invented law that comes with
 # this notebook (its licence is the notebook's): 300 questions with their reasoning. Nothing about real law can be learned from it; put

@@ -26,8 +26,6 @@
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. The TPU twin is
 # `lejepa_training_tpu.ipynb`.
 #
-# {planned}
-#
 # **The default data** are 2,048 medical questions with their answers (`mteb/medical_qa`, public domain by MTEB's metadata, from web
 # pages of the US National Institutes of Health). No account is needed. The hub cannot be reached from where this notebook is tested,
 # so this default was not run by us; the same cells were run with files and with `data_source="sample"`.
@@ -54,8 +52,6 @@
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips). Without one it goes on
 # with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU twin is `lejepa_training.ipynb`.
-#
-# {planned}
 #
 # **The default data** are 2,048 medical questions with their answers (`mteb/medical_qa`, public domain by MTEB's metadata, from web
 # pages of the US National Institutes of Health). No account is needed. The hub cannot be reached from where this notebook is tested,

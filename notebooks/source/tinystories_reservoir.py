@@ -18,8 +18,6 @@
 # **Runtime**: a CPU is enough: 2 MB of text take one core about a minute and a half. A GPU (Colab: *Runtime > Change runtime type > T4*)
 # trains while the CPU reads and counts. The default text is TinyStories (CDLA-Sharing-1.0). The TPU twin is `tinystories_reservoir_tpu.ipynb`.
 #
-# {planned}
-#
 # If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
 # still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
 
@@ -35,8 +33,6 @@
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips). Without one it goes on
 # with the GPU or the CPU. XLA compiles the first steps, which takes long. The default text is TinyStories (CDLA-Sharing-1.0). The GPU
 # twin is `tinystories_reservoir.ipynb`.
-#
-# {planned}
 #
 # If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
 # still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
