@@ -19,4 +19,4 @@ if hashlib.sha256(packed).hexdigest() != SHA256:
 files = dict(file.split("\n", 1) for file in packed.decode().split("\0"))
 exec(files["helpers/notebook/unpacking.py"], unpacking := {"__name__": "unpacking"})
 unpacking["use"](files, SHA256, SHOWN)
-installed = importlib.import_module("helpers.notebook.setup").install(REQUIREMENTS)
+importlib.import_module("helpers.notebook.setup").install(REQUIREMENTS)

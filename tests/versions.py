@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from helpers.notebook.setup import HELD_WHEN_INSTALLED  # noqa: E402
+from helpers.notebook.setup import HELD  # noqa: E402
 from helpers.run import provenance  # noqa: E402
 
 ENVIRONMENTS = ROOT / ".versions"
@@ -75,7 +75,7 @@ def resolved(which: str, file: Path, resolution: str, installed: Sequence[str], 
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join(installed) + "\n")  # uv keeps what the file that it writes has
-    held = [pin for pin in installed if pin.split("==")[0].replace("-", "_") in HELD_WHEN_INSTALLED]
+    held = [pin for pin in installed if pin.split("==")[0].replace("-", "_") in HELD[:5]]
     constraints = file.with_suffix(".held")
     constraints.write_text("\n".join(held) + "\n")
     uv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-annotate", "--no-header", *options]

@@ -59,7 +59,7 @@ def call(function: str, parameters: Mapping[str, str], processes: int) -> None:
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)),
         **os.environ,
         KERNEL: str(os.getpid()),
-        METHODS: json.dumps(method.used()),
+        METHODS: json.dumps(method.used),
         "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH")))),
     }
     environment.pop("CUDA_VISIBLE_DEVICES", None)

@@ -37,7 +37,6 @@ class RunFolder:
         if getattr(helpers, "shown", None):
             module, _ = method.shown()
             self.method = Path(tempfile.mkdtemp(prefix="method-")) / f"{module.rpartition('.')[2]}.py"
-            method.write_silently(self.method)
 
     @classmethod
     def claim(cls, notebook: str, params: Parameters) -> RunFolder:

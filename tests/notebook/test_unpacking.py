@@ -1,9 +1,7 @@
-"""helpers.notebook.unpacking: where the files go when a user has no home, or a cache folder that is none; a user's own `helpers`."""
+"""helpers.notebook.unpacking: a user's own `helpers`."""
 
 import importlib
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -14,19 +12,7 @@ pytestmark = pytest.mark.once
 FILES = {"helpers/__init__.py": "here = 1\n", "helpers/data.json": "{}\n"}
 
 
-@pytest.mark.parametrize("cache", ["", "relative/cache"])
-def test_without_a_home_the_files_go_into_a_temporary_folder(cache, without_home, tmp_path, monkeypatch):
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setenv("XDG_CACHE_HOME", cache)
-    monkeypatch.chdir(tmp_path)
-    root = unpacking._unpacked(FILES, 64 * "a")
-    assert root.is_relative_to(tmp_path / "temporary")
-    assert {path.relative_to(root).as_posix(): path.read_text() for path in root.rglob("*") if path.is_file()} == FILES
-    assert [path.name for path in Path.cwd().iterdir()] == ["temporary"]
-
-
-@pytest.mark.parametrize("name", ["helpers.py", "helpers/__init__.py", "helpers/clean.py"])
+@pytest.mark.parametrize("name", ["helpers.py", "helpers/__init__.py"])
 @pytest.mark.parametrize("imported", [True, False])
 def test_a_module_of_the_user_that_is_called_helpers_stays_and_is_named(name, imported, tmp_path, monkeypatch):
     (mine := tmp_path / name).parent.mkdir(exist_ok=True)
@@ -38,6 +24,6 @@ def test_a_module_of_the_user_that_is_called_helpers_stays_and_is_named(name, im
     monkeypatch.chdir(tmp_path)
     loaded = importlib.import_module("helpers") if imported else None
     path = list(sys.path)
-    with pytest.raises(RuntimeError, match=rf"{mine} is a module of yours.*Rename yours"):
-        unpacking.use(FILES, 64 * "a")
+    with pytest.raises(RuntimeError, match=rf"{mine} is a module of yours.*rename yours"):
+        unpacking.use(FILES, 64 * "a", {})
     assert (sys.modules.get("helpers"), sys.path) == (loaded, path)
