@@ -51,10 +51,6 @@ def use_one_dtype(model) -> bool:
     Rotary embeddings leave queries and keys in fp32 beside bf16 values there, and SDPA refuses the mixture. Where a causal model gets
     a mask that is added, as legal's blocks have one, queries meet only the keys up to the end of their part of the text.
     """
-    from transformers.masking_utils import AttentionMaskInterface
-
-    if getattr(model.config, "_attn_implementation", None) == "eager":
-        AttentionMaskInterface.register("eager", _eager_mask_unread)
     if not _replace_sdpa(model, SDPA_ONE_DTYPE, _sdpa_one_dtype, _mask_unread):
         return False
     model.register_forward_pre_hook(_with_mask, with_kwargs=True)
@@ -97,17 +93,6 @@ def _mask_unread(*args, attention_mask=None, **kwargs):
     if attention_mask.shape[1] != kwargs.get("kv_length"):
         return sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
     return sdpa_mask(*args, **kwargs) & attention_mask.bool()[:, None, None]
-
-
-def _eager_mask_unread(*args, attention_mask=None, **kwargs):
-    """The same for eager attention, which adds its mask."""
-    import torch
-    from transformers.masking_utils import eager_mask
-
-    if attention_mask is None:
-        return eager_mask(*args, **kwargs)
-    seen = _mask_unread(*args, attention_mask=attention_mask, **kwargs)
-    return torch.where(seen, 0.0, torch.finfo(kwargs.get("dtype", torch.float32)).min)
 
 
 def checkpoint_activations(model, kind: str) -> None:

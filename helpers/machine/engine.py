@@ -28,7 +28,7 @@ class Engine(TrainerCallback):
     fed = 1
     whole_batches = False
     compile_seconds = 0.0
-    repeats = True  # whether kernels must give the same bits again
+    repeats = False  # whether kernels on a GPU must give the same bits again, which is slower
 
     def prepare(self, trained: nn.Module, transformer: nn.Module) -> None:
         """Prepares a model once, before training: `trained` holds all weights, `transformer` the attention."""
@@ -90,28 +90,24 @@ class CudaEngine(Engine):
 
     @contextlib.contextmanager
     def computing(self, tf32: bool | None) -> Iterator[None]:
-        """Computes with kernels that give the same bits again while `repeats`; where torch has none, the trainer goes on without.
+        """Computes with kernels that give the same bits again where `repeats` asks for it; where torch has none, it warns.
 
         cuDNN's attention, the first choice on Hopper, is off: it is built anew for each length of a batch, and a step took three
         times as long (H200, torch 2.11; docs/gpu.md).
         """
-        utils, cuda = torch.utils.deterministic, torch.backends.cuda
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        warns = torch.is_deterministic_algorithms_warn_only_enabled()
-        fills, cudnn = utils.fill_uninitialized_memory, cuda.cudnn_sdp_enabled()
+        cuda = torch.backends.cuda
         # By this function, since torch.compile asks for the older setting, which raises after the newer one was used.
         before = cuda.matmul.fp32_precision
-        torch.use_deterministic_algorithms(self.repeats)
-        utils.fill_uninitialized_memory = False
+        torch.use_deterministic_algorithms(self.repeats, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
         cuda.enable_cudnn_sdp(False)
         if tf32 is not None:
             torch.set_float32_matmul_precision("high" if tf32 else "highest")
         try:
             yield
         finally:
-            torch.use_deterministic_algorithms(deterministic, warn_only=warns)
-            utils.fill_uninitialized_memory = fills
-            cuda.enable_cudnn_sdp(cudnn)
+            torch.use_deterministic_algorithms(False)
+            cuda.enable_cudnn_sdp(True)
             if tf32 is not None:
                 torch.set_float32_matmul_precision("high" if before == "tf32" else "highest")
 

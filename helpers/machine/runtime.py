@@ -8,16 +8,11 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import hardware, ranks, xla
 
 ONE_HOST = "one process drives all chips of one host, and more are not supported; run one process on one host"
-WITHOUT_GPU = (
-    "See with nvidia-smi whether another process holds it, restart the session, or install a torch that fits the driver "
-    "(https://pytorch.org); to train on the CPU, restart with CUDA_VISIBLE_DEVICES set to nothing"
-)
 AMPERE = (8, 0)  # `torch.cuda.is_bf16_supported()` is also true where bf16 is emulated (T4)
 
 
@@ -91,23 +86,6 @@ class Runtime:
             f"device     {self.device_count} x {self.device_name} ({self.kind}) · {memory}{capability}\n"
             f"           {self.reason}\n"
             f"precision  {self.precision}: {self.precision_reason}"
-        )
-
-
-def refuse_without_kernels(name: str, compute_capability: tuple[int, int], built_for: Sequence[str]) -> None:
-    """Raises RuntimeError if a torch that was built for the architectures `built_for` has no kernels for this GPU."""
-    major, minor = compute_capability
-    built = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(built_for))
-    for kind, generation, revision in built:
-        # "compute" is PTX, which the driver compiles for any later GPU; the kernels of "sm" run on their own generation.
-        is_older = (int(generation), int(revision)) <= (major, minor)
-        if is_older and (kind == "compute" or int(generation) == major):
-            return
-    if built:
-        raise RuntimeError(
-            f"{name} (sm_{major}{minor}): the installed torch was built for {', '.join(built_for)} and has no kernels for it. "
-            "Choose another accelerator (on Kaggle GPU T4 x2 instead of P100), or install a torch for older GPUs: "
-            "pip install torch --index-url https://download.pytorch.org/whl/cu126"
         )
 
 
@@ -205,25 +183,12 @@ def _gpu_or_cpu() -> tuple[str, str, int, tuple[int, int] | None, str]:
     import torch
 
     if not torch.cuda.is_available():
-        _refuse_broken_gpu(torch)
         return "cpu", hardware.cpu_name(), psutil.virtual_memory().total, None, "torch sees no GPU"
     note = _pin_to_one_gpu(torch)
     name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
-    refuse_without_kernels(name, capability, torch.cuda.get_arch_list())
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic products; read at the first one
     _, memory = torch.cuda.mem_get_info(0)  # takes the card, and raises if another process has it for itself
     return "cuda", name, memory, capability, f"torch sees a GPU{note}"
-
-
-def _refuse_broken_gpu(torch) -> None:
-    """Raises RuntimeError, with torch's own reason, for an NVIDIA GPU that is attached and that torch cannot use."""
-    card = hardware.attached_gpu()
-    try:
-        if card:
-            torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:
-        what = f"an NVIDIA GPU is attached ({card}) and torch {torch.__version__} cannot use it"
-        raise RuntimeError(f"{what}: {error}. {WITHOUT_GPU}") from error
 
 
 def get_device(use_tpu: bool = False):
