@@ -11,7 +11,6 @@ papermill only warns about an unknown name, makes `-p resume false` the string "
 
 import ast
 import difflib
-import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -68,9 +67,7 @@ def source_path(name: str, value: str) -> Path | None:
     A path starts with ./ ../ / or ~, ends in a data suffix, or exists. A data set of the hub is owner/name: some names without
     an owner, such as "text", mean the files of the working directory to the library `datasets`.
 
-    Raises:
-        FileNotFoundError: the path does not exist.
-        ValueError: neither a path nor a possible hub id; a device or a pipe.
+    Raises FileNotFoundError for what is neither; ValueError for what cannot be a path, a device or a pipe.
     """
     if value in (SAMPLE, UPLOAD):
         return None
@@ -79,16 +76,11 @@ def source_path(name: str, value: str) -> Path | None:
         if path.is_file() or path.is_dir():
             return path.absolute()
         raise ValueError(f"{name}={value!r} is neither a file nor a folder: name one")
-    if value.startswith(("./", "../", "/", "~")) or value.lower().endswith(DATA_SUFFIXES):
+    is_path = value.startswith(("./", "../", "/", "~")) or value.lower().endswith(DATA_SUFFIXES)
+    has_owner = name != "data_source" or "/" in value
+    if is_path or not has_owner or not HUB_ID.fullmatch(value):
         raise FileNotFoundError(
-            f"{name}={value!r}: nothing at {path.resolve()}; correct the path, give a hub id or {SAMPLE!r}"
-        )
-    if not HUB_ID.fullmatch(value):
-        raise ValueError(f"{name}={value!r} is neither a path that exists nor a hub id (owner/name) nor {SAMPLE!r}")
-    if name == "data_source" and "/" not in value:
-        raise FileNotFoundError(
-            f"{name}={value!r}: no file or folder of this name in {Path.cwd()}; correct the path, or give a hub id with its "
-            f"owner (owner/name) or {SAMPLE!r}"
+            f"{name}={value!r}: nothing at {path.resolve()}, and it is no hub id (owner/name); correct it, or set it to {SAMPLE!r}"
         )
     return None
 
@@ -100,19 +92,14 @@ def expanded(name: str, value: str) -> Path:
         path.resolve().exists()
         return path
     except (OSError, ValueError, RuntimeError) as error:  # too long, with NUL in it, or ~ without a home
-        reason = getattr(error, "strerror", error)
-        raise ValueError(f"{name}={_shown(value)} is no path ({reason}); write the path out") from None
+        raise ValueError(
+            f"{name}={value[:200]!r} is no path ({getattr(error, 'strerror', error)}); write the path out"
+        ) from None
 
 
 def local_or_hub(value: str, info) -> str:
-    """Validates a hub id, "sample" or a path, which it makes absolute, and says so of one that may be a hub id, too.
-
-    Raises as `source_path`.
-    """
-    path = source_path(info.field_name, value)
-    if path and HUB_ID.fullmatch(value) and not value.lower().endswith(DATA_SUFFIXES):
-        print(f"{info.field_name}={value!r} is {path}, and not looked for on the Hugging Face hub")
-    return value if path is None else str(path)
+    """Validates a hub id, "sample" or a path, which it makes absolute. Raises as `source_path`."""
+    return str(source_path(info.field_name, value) or value)
 
 
 Source = Annotated[str, AfterValidator(local_or_hub)]
@@ -176,14 +163,13 @@ class Parameters(BaseModel):
     @classmethod
     def _is_a_folder(cls, value: str, info) -> str:
         name = info.field_name
-        if name == "keep_in" and value.strip() in ("", DRIVE):
-            return value.strip()
-        if not value.strip():
-            raise ValueError(f"{name}={value!r} is empty: name a folder, it is made if it is not there")
+        if name == "keep_in" and value in ("", DRIVE):
+            return value
         path = expanded(name, value)
-        for part in (path, *path.parents):
-            if part.exists() and not part.is_dir():
-                raise ValueError(f"{name}={value!r}: {part.resolve()} is a file; name a folder")
+        if not value.strip() or any(part.is_file() for part in (path, *path.parents)):
+            raise ValueError(
+                f"{name}={value!r} is empty, a file, or below one: name a folder; it is made if it is not there"
+            )
         return str(path)
 
     @classmethod
@@ -216,35 +202,16 @@ def check(cls: type[P], namespace: Mapping[str, Any]) -> P:
 
 
 def identity(params: Parameters) -> dict[str, bool | int | float | str]:
-    """The parameters that define a run: all but its length, its folder and how it is watched.
-
-    Data and a model of one's own are the same by another path: of the data the name counts here, and `RunFolder.note`
-    compares its digest; of a model the name and `weights_digest`.
-    """
-    fields = type(params).model_fields.items()
+    """The parameters that define a run: all but its length, its folder and how it is watched; of a path its last part."""
     values = {}
-    for name, field in fields:
+    for name, field in type(params).model_fields.items():
+        value = getattr(params, name)
+        if name in ("data_source", "base_model"):
+            path = source_path(name, value)
+            value = path.resolve().name if path else value
         if extra(field)["identity"] and name not in LENGTH:
-            values[name] = getattr(params, name)
-    data = source_path("data_source", values["data_source"])
-    if data:
-        values["data_source"] = data.resolve().name
-    model = source_path("base_model", values.get("base_model", SAMPLE))
-    if model:
-        values["base_model"] = f"{model.resolve().name}, sha256 {weights_digest(model)[:16]}"
+            values[name] = value
     return values
-
-
-def weights_digest(folder: Path) -> str:
-    """sha256 of the names, sizes and last 64 KiB of the weights and configurations in a model's folder."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        if file.suffix in (".json", ".safetensors") and file.is_file():
-            with file.open("rb") as content:
-                size = content.seek(0, 2)
-                content.seek(max(0, size - 2**16))
-                digest.update(f"{file.name} {size}\n".encode() + content.read())
-    return digest.hexdigest()
 
 
 def extra(field: FieldInfo) -> Any:
@@ -261,24 +228,15 @@ def kind_of(annotation: Any) -> type:
 
 def in_words(error: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> str:
     """One of pydantic's errors as `parameter=value: what is wrong`, with what the parameter is for."""
-    name, value = ".".join(map(str, error["loc"])), error["input"]
     if error["type"] == "value_error":  # raised by a validator of ours
         return str(error["ctx"]["error"])
-    if error["type"] == "extra_forbidden":
+    name = error["loc"][0]
+    if name not in fields:
         return unknown(name, fields)
-    remedy = fields[name].description
-    if isinstance(value, str) and error["type"].endswith("_type"):
-        example = "True or False" if error["type"] == "bool_type" else value[:99]
-        remedy = f"Write it without quotes; with papermill -p {name} {example}."
-    return f"{name}={_shown(value)}: {error['msg']}. {remedy}"
-
-
-def _shown(value: Any) -> str:
-    """At most 200 characters of the value."""
-    text = repr(value)
-    if len(text) <= 200:
-        return text
-    return f"{text[:200]}..."
+    hint = fields[name].description
+    if isinstance(error["input"], str) and error["type"].endswith("_type"):
+        hint = "write it without quotes"
+    return f"{name}={repr(error['input'])[:200]}: {error['msg']}; {hint}"
 
 
 def in_range(name: str, value: float, low: float, high: float) -> None:
@@ -299,13 +257,13 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     return f"did you mean {' or '.join(close)}? " if close else ""
 
 
-def _assigned(executed: list[str]) -> list[str]:
+def _assigned(executed: list[str]) -> set[str]:
     """Names that the parameters cell as last run, and the cell injected after that, assign; from IPython's `In`."""
     own, injected = "", ""
     for source in executed:
         if source.startswith(OWN_CELL):
             own, injected = source, ""
-        elif source.partition("\n")[0].rstrip() == INJECTED_CELL:
+        elif source.startswith(f"{INJECTED_CELL}\n"):
             injected = source
     nodes = ast.walk(ast.parse(f"{own}\n{injected}"))
-    return [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}

@@ -90,8 +90,7 @@ def test_a_command_names_notebooks_parameters_modules_and_targets_that_are_there
         "The payload is damaged: upload the notebook again, as it came.",
         "pip could not install",
         "need at least",
-        "; correct the path",
-        "is neither a path that exists nor a hub id",
+        ", and it is no hub id (owner/name)",
     ],
 )
 def test_a_message_that_is_explained_is_what_the_code_says(quoted):

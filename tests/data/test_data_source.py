@@ -59,7 +59,7 @@ def test_a_path_that_exists_is_a_path_whatever_a_library_calls_so(folder):
         write(folder, {f"{name}/mine.csv": table()})
         assert len(rows_of(name)) == len(ROWS)
         assert parameters.Parameters(**values(data_source=name)).data_source == str(folder / name)
-    with pytest.raises(FileNotFoundError, match=r"no file or folder of this name .*owner/name"):
+    with pytest.raises(FileNotFoundError, match=r"nothing at .*, and it is no hub id \(owner/name\)"):
         locate("audiofolder")
 
 
