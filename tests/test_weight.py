@@ -1,6 +1,6 @@
-"""The words of each room of helpers, and of what stands beside helpers, stay under their ceilings.
+"""The words of each room of helpers, and of what stands beside helpers, stay within their budgets.
 
-    python tests/test_weight.py        prints them, with lines
+    python tests/test_weight.py        prints them
 
 A word is a Python token without docstrings, comments and punctuation; a string counts one more for each 40 characters.
 Wider lines, denser code and clipped documentation do not lower it, so that there is nothing to win by them.
@@ -8,6 +8,7 @@ Wider lines, denser code and clipped documentation do not lower it, so that ther
 
 import ast
 import io
+import re
 import tokenize
 from collections import Counter
 from functools import cache
@@ -18,24 +19,26 @@ import pytest
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[1]
-# A ceiling goes down in the commit that earns it. These were raised once, in the round that brought second places, cells in any order, one
-# reader of files, every use of a name and past questions; what the design allows stands beside each, and they have to come down to it.
-CEILINGS = {
-    "shared": 23470,  # 16,500
-    "plan": 4872,  # 3,400
-    "reservoir": 6099,  # 5,500
-    "lejepa": 7823,  # 6,200
-    "legal": 8580,  # 7,400
-    "tuning": 6033,  # 4,200
-    "graphmer": 27620,  # 19,500
-    "helpers": 83420,  # 62,700
-    "notebooks": 9000,
-    "tests": 79220,  # 80,000
-    "benchmarks and docs": 23700,  # 25,000
-}
 SLACK = 1.05
+# The budget of each part, which nobody raises, and its words when it was last made smaller: a part that is above its budget may not
+# grow, and a commit that makes it smaller lowers the second number. Pages are counted by their words outside of code.
+BUDGETS = {
+    "shared": (12_000, 17_400),
+    "plan": (1_000, 5_200),
+    "reservoir": (5_200, 5_800),
+    "lejepa": (4_900, 7_600),
+    "legal": (4_900, 9_300),
+    "tuning": (3_400, 6_400),
+    "graphmer": (13_500, 27_900),
+    "helpers": (44_900, 79_300),
+    "notebooks and tools": (11_000, 11_000),
+    "tests": (45_000, 78_800),
+    "benchmarks and docs": (15_000, 25_500),
+    "pages": (14_000, 31_000),
+}
 ROOMS = ("plan", "reservoir", "lejepa", "legal", "tuning", "graphmer")
-BESIDE = {"notebooks": "notebooks", "tests": "tests"} | dict.fromkeys(("benchmarks", "docs"), "benchmarks and docs")
+BESIDE = {"tests": "tests"} | dict.fromkeys(("notebooks", "tools"), "notebooks and tools")
+BESIDE |= dict.fromkeys(("benchmarks", "docs"), "benchmarks and docs")
 
 SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 PUNCTUATION = set("()[]{},:;.")
@@ -65,25 +68,42 @@ def words_of(text: str) -> int:
 
 
 @cache
-def weigh() -> dict[str, Counter]:
-    """Words and lines of each name in CEILINGS; what belongs to no room is shared."""
-    weights = {name: Counter() for name in CEILINGS}
+def weigh() -> Counter:
+    """Words of each name in BUDGETS; what belongs to no room is shared."""
+    weights = Counter()
     for folder in ("helpers", *BESIDE):
         for path in (ROOT / folder).rglob("*.py"):
-            text = path.read_text(encoding="utf-8")
-            measured = Counter(words=words_of(text), lines=text.count("\n"))
-            weights[BESIDE.get(folder, folder)].update(measured)
+            words = words_of(path.read_text(encoding="utf-8"))
+            weights[BESIDE.get(folder, folder)] += words
             if folder == "helpers":
                 room = path.relative_to(ROOT / folder).parts[0]
-                weights[room if room in ROOMS else "shared"].update(measured)
+                weights[room if room in ROOMS else "shared"] += words
+    for page in (ROOT / "docs").glob("*.md"):
+        weights["pages"] += len(page.read_text(encoding="utf-8").split())
     return weights
 
 
-@pytest.mark.parametrize("name", CEILINGS)
-def test_words_stay_under_the_ceiling(name):
-    print(row(name))
-    words, most = weigh()[name]["words"], SLACK * CEILINGS[name]
-    assert words <= most, f"{name} has {words} words, at most {most:.0f}: delete something, the ceiling never goes up"
+@pytest.mark.parametrize("name", BUDGETS)
+def test_a_part_is_within_its_budget_or_does_not_grow(name):
+    budget, before = BUDGETS[name]
+    most = max(SLACK * budget, before)
+    assert weigh()[name] <= most, f"{name} has {weigh()[name]} words, at most {most:.0f}: take something away"
+
+
+def test_no_code_is_a_string_that_is_executed_but_the_setup():
+    executed = []
+    for folder in ("helpers", "notebooks", "tools", "benchmarks", "docs"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("exec", "eval"):
+                    executed.append(path.name)
+    assert executed == ["setup_cell.py"]
+
+
+def test_no_data_file_holds_code():
+    files = [path for kind in ("json", "toml", "yaml") for path in (ROOT / "helpers").rglob(f"*.{kind}")]
+    files += [path for folder in ("tools", "benchmarks") for path in (ROOT / folder).rglob("*.json")]
+    assert [path.name for path in files if re.search(r"\\n *(def|class|import|from) ", path.read_text("utf-8"))] == []
 
 
 def test_neither_wider_lines_nor_documentation_nor_brackets_are_words():
@@ -93,10 +113,6 @@ def test_neither_wider_lines_nor_documentation_nor_brackets_are_words():
     assert words_of(f'text = "{"a" * 85}"\n') == words_of('text = "a"\n') + 2
 
 
-def row(name: str) -> str:
-    weight = weigh()[name]
-    return f"{name:20s} {weight['words']:7d} words of {CEILINGS[name]:7d}, {weight['lines']:6d} lines"
-
-
 if __name__ == "__main__":
-    print(*map(row, CEILINGS), sep="\n")
+    for name, (budget, before) in BUDGETS.items():
+        print(f"{name:20s} {weigh()[name]:7,d} words, budget {budget:7,d}, at most {max(SLACK * budget, before):9,.0f}")

@@ -49,7 +49,7 @@
 # there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers wandb nvidia-ml-py matplotlib
+# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers charset-normalizer wandb nvidia-ml-py matplotlib
 
 # %% [markdown]
 # ## Parameters

@@ -66,7 +66,7 @@
 # still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic filelock peft trl sentence-transformers wandb matplotlib
+# requirements: torch transformers accelerate datasets pydantic filelock peft trl sentence-transformers charset-normalizer scipy wandb matplotlib
 
 # %% [markdown]
 # ## Your settings

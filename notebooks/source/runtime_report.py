@@ -29,7 +29,7 @@
 # the same code runs on the CPU with small samples, and the figures say nothing.
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets peft trl sentence-transformers faiss-cpu bm25s pydantic filelock wandb matplotlib papermill
+# requirements: torch transformers accelerate datasets peft trl sentence-transformers faiss-cpu bm25s pydantic filelock wandb matplotlib papermill charset-normalizer scipy
 # notebooks: graphmer_se hardware_tuning legal_cot_sft lejepa_training tinystories_reservoir
 # files: benchmarks/gpu.py benchmarks/report.py benchmarks/stock.py docs/evidence/gpu.py
 

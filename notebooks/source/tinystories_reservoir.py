@@ -38,7 +38,7 @@
 # still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic filelock wandb matplotlib
+# requirements: torch transformers accelerate datasets pydantic filelock charset-normalizer wandb matplotlib
 
 # %% [markdown]
 # ## Your settings

@@ -212,6 +212,10 @@ WHERE_NEEDED = {  # what the setup cell leaves out: each is asked for by what ne
 }
 
 
+# What others may cease to bring: a notebook that imports it names it.
+NAMED = {"charset_normalizer": "charset-normalizer", "scipy": "scipy"}
+
+
 @cache
 def brought(names: tuple[str, ...]) -> set[str]:
     """Distributions that come with these, themselves included."""
@@ -245,6 +249,8 @@ def test_the_setup_cell_installs_what_the_notebook_imports(source):
             for node in absolute
             for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
         }
+        for root in roots & {*NAMED}:
+            assert NAMED[root] in names, f"{where} imports {root}: name {NAMED[root]} in the requirements line"
         for root in roots - sys.stdlib_module_names - WHERE_NEEDED - {"helpers"}:
             assert brought(tuple(names)) & {canonicalize_name(each) for each in modules[root]}, (
                 f"{where} imports {root}"
