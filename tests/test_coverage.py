@@ -51,22 +51,11 @@ def names_of_helpers() -> set[str]:
     return names
 
 
-def names_of_tests() -> set[str]:
-    sources = (path.read_text() for path in (ROOT / "tests").rglob("*.py"))
-    return {name for source in sources for name in re.findall(r"^ *def (test_\w+)", source, flags=re.MULTILINE)}
-
-
 def test_what_was_asked_for_is_given_by_something_that_exists():
     known = names_of_helpers()
     given = [name for row in ROWS for name in in_backticks(row[2])]
     assert len(ROWS) > 70 and all(in_backticks(row[2]) for row in ROWS)
     assert [name for name in given if not ((ROOT / name).is_file() if name.endswith(FILES) else name in known)] == []
-
-
-def test_what_was_asked_for_is_shown_by_a_test_that_exists():
-    known = names_of_tests()
-    assert all(in_backticks(row[3]) for row in ROWS)
-    assert [name for row in ROWS for name in in_backticks(row[3]) if name not in known] == []
 
 
 def test_the_packages_of_the_fixed_list_are_required():
