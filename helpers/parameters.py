@@ -259,11 +259,11 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 def _assigned(executed: list[str]) -> set[str]:
     """Names that the parameters cell as last run, and the cell injected after that, assign; from IPython's `In`."""
-    own, injected = "", ""
-    for source in executed:
+    code = ""
+    for source in reversed(executed):
+        if source.startswith((*OWN_CELL, f"{INJECTED_CELL}\n")):
+            code += f"{source}\n"
         if source.startswith(OWN_CELL):
-            own, injected = source, ""
-        elif source.startswith(f"{INJECTED_CELL}\n"):
-            injected = source
-    nodes = ast.walk(ast.parse(f"{own}\n{injected}"))
+            break
+    nodes = ast.walk(ast.parse(code))
     return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from .files import read_text
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")  # that `read_rows` can read
-NOTHING: tuple = ("", [])  # in an empty line
 
 
 class Unusable(ValueError):
@@ -113,8 +112,8 @@ def read_rows(path: Path, suffixes: Iterable[str], source: str) -> list[Row]:
         if suffix == ".json" and text.lstrip().startswith("["):
             items = enumerate(json.loads(text), 1)
         elif suffix in (".json", ".jsonl"):
-            items = enumerate(map(_parsed, text.split("\n")), 1)
-        return [Row(f"{path.name} line {number}", values) for number, values in items if values not in NOTHING]
+            items = _objects(text)
+        return [Row(f"{path.name} line {number}", values) for number, values in items]
     except (ValueError, RuntimeError, OSError, csv.Error) as error:
         raise ValueError(f"{source}: {error}") from error
 
@@ -129,12 +128,14 @@ def number_rows(rows: Iterable[dict], name: str = "") -> Iterator[Row]:
         yield Row(f"{name} row {number}", values)
 
 
-def _parsed(line: str) -> Any:
-    """The object in a line; "" for an empty line."""
-    try:
-        return json.loads(line) if line.strip() else ""
-    except (ValueError, RecursionError):  # also a number of 5,000 digits, a list in a list in a list
-        return None
+def _objects(text: str) -> Iterator[tuple[int, Any]]:
+    """Line and object of each row."""
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            if line.strip():
+                yield number, json.loads(line)
+        except (ValueError, RecursionError):  # also a number of 5,000 digits, a list in a list in a list
+            yield number, None
 
 
 def _separated(text: str) -> Iterator[tuple[int, Any]]:

@@ -140,8 +140,8 @@ class Records(DataSource):
             if len(records) < (2 if name == "train" else 1):
                 raise ValueError(
                     f"data_source={self.name!r}: {len(records)} records are left for {name}; set aside: "
-                    f"{dict(result.reasons()) or 'none'}. Give at least {FEWEST} records that differ, or splits of your own (train, "
-                    "validation, test)"
+                    f"{dict(result.reasons()) or 'none'}. Raise max_length if records are too long, give at least {FEWEST} that "
+                    "differ, or splits of your own (train, validation, test)"
                 )
         return result
 

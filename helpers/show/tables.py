@@ -40,8 +40,7 @@ def frame(rows: Sequence[Row]):
     """The cells of a table, as text."""
     import pandas
 
-    cells = [{name: cell(value) for name, value in row.items()} for row in rows]
-    return pandas.DataFrame(cells).fillna("")
+    return pandas.DataFrame([{name: cell(value) for name, value in row.items()} for row in rows]).fillna("")
 
 
 def cell(value: Any) -> str:

@@ -178,7 +178,8 @@ def _labels(place: Place, splits: dict[str, list[Pair]]) -> tuple[str, ...]:
     if len(labels) < 2 or min(map(len, splits.values())) < 2 or len(labels) > rows / 2:
         raise ValueError(
             f"{place.source}: {len(labels)} labels such as {labels[:3]} on {rows} training rows; give at least two labels and two "
-            "rows of each, put measured numbers into classes, or set label_column to another column"
+            "rows of each (in a folder every file of rows is read, as the lines above say), put measured numbers into classes, or set "
+            "label_column to another column"
         )
     unknown = (used["validation"] | used["test"]) - used["train"]
     if unknown:
