@@ -53,7 +53,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     executed, again = run("lejepa_training", alone, TINY)
     assert "the run is finished: checkpoint-6 is its last step" in text_of(executed)
     assert again["eval"] == results["eval"]
-    assert "belongs to another run (seed=0 there, 7 here)" in refused("lejepa_training", alone, TINY | {"seed": 7})
+    assert "holds another run (seed=0 there, 7 here)" in refused("lejepa_training", alone, TINY | {"seed": 7})
 
 
 @pytest.mark.once

@@ -68,7 +68,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_measures_nothing_again(tex
     assert "measured before: race.json" in text_of(executed)
     assert (again["ladder"], again["race"]) == (results["ladder"], results["race"])
     assert again["eval"]["after"]["f1"] == results["eval"]["after"]["f1"]
-    assert "belongs to another run (seed=0 there, 7 here)" in refused("hardware_tuning", alone, texts | {"seed": 7})
+    assert "holds another run (seed=0 there, 7 here)" in refused("hardware_tuning", alone, texts | {"seed": 7})
 
 
 @pytest.mark.slow
