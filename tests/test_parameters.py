@@ -107,7 +107,7 @@ def test_an_unknown_name_is_refused_with_the_closest():
         Reservoir(**GOOD, sise=4)
 
 
-def test_identity_ignores_where_a_run_is_written_and_watched_and_nothing_else():
+def test_identity_ignores_where_a_run_is_written_and_watched():
     one = parameters.identity(Reservoir(**GOOD, size=4))
     watched = {
         "output_dir": "elsewhere",
@@ -133,7 +133,7 @@ def execute(shell, *cells):
         shell.run_cell(cell, store_history=True).raise_error()
 
 
-def test_a_name_misspelt_in_the_parameters_cell_is_refused_until_the_cell_is_corrected(shell):
+def test_a_misspelt_parameter_is_refused_until_the_cell_is_corrected(shell):
     execute(shell, CELL, CELL + "\nmax_step = 3")
     with pytest.raises(ValueError, match=r"max_step is not a parameter .* did you mean max_steps\?"):
         parameters.check(Parameters, shell.user_ns)

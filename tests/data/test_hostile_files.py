@@ -133,9 +133,7 @@ def test_a_damaged_file_is_read_for_what_it_is_or_refused_by_name(tmp_path_facto
 
 
 @pytest.mark.parametrize("name", FOLDER_READERS)
-def test_a_folder_with_all_junk_at_once_is_read_without_it_and_what_could_not_be_read_is_named(
-    tmp_path, name, monkeypatch, capsys
-):
+def test_a_folder_of_junk_is_read_without_it_and_the_unread_is_named(tmp_path, name, monkeypatch, capsys):
     """The folder is called as a builder of the library datasets is, beside a private file, and given by this name alone."""
     folder, readable = tmp_path / "text", {f"story{i}.txt": f"Story {i} of größe.".encode() for i in range(30)}
     readable |= {f"Tag {i}.md": f"# Heading of day {i}\n\nDay {i} was long.".encode() for i in range(30)}

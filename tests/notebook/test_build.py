@@ -83,7 +83,7 @@ def command_line(*arguments: object, cwd: Path = ROOT, hash_seed: str = "0") -> 
 
 
 @pytest.mark.parametrize(("twin", "accelerator", "kind"), [("gpu", "GPU", "T4"), ("tpu", "TPU", "V5E1")])
-def test_a_notebook_is_valid_has_no_outputs_and_names_its_colab_runtime_and_nothing_else(tiny, twin, accelerator, kind):
+def test_a_notebook_is_valid_without_outputs_and_names_its_runtime(tiny, twin, accelerator, kind):
     notebook = nbformat.reads(build.written(build.notebook(tiny, twin)).decode(), as_version=nbformat.NO_CONVERT)
     nbformat.validate(notebook)
     assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
@@ -110,7 +110,7 @@ def test_twins_differ_in_tagged_cells_and_marked_lines_alone(tiny):
     assert lines == {f'use_tpu: bool = {value}  # @param {{type:"boolean"}}' for value in (False, True)}
 
 
-def test_check_passes_on_what_was_built_from_another_folder_and_names_each_notebook_that_differs(tiny, tmp_path):
+def test_check_passes_on_what_was_built_and_names_what_differs(tiny, tmp_path):
     arguments = ("--source", tiny.parent, "--out", tmp_path)
     assert command_line(*arguments).returncode == 0
     assert command_line("--check", *arguments, cwd=tmp_path, hash_seed="1").returncode == 0
@@ -338,7 +338,7 @@ assert before is sys.modules["helpers"], "the same cell again leaves everything 
     assert re.fullmatch(rf"helpers \S+, payload [0-9a-f]{{12}}: the code .* is in {unpacked}", first)
 
 
-def test_setup_cell_wins_over_helpers_of_another_version_that_are_imported_already(machine):
+def test_setup_cell_wins_over_loaded_helpers_of_another_version(machine):
     write_stranger(machine.cwd)
     after = "import helpers.notebook.setup; helpers.notebook.setup.install('')"
     *_, report = machine.printed("import helpers.notebook.setup", "setup()", REPORT, after)
