@@ -9,7 +9,7 @@ DATA ?= sample
 PARAMETERS ?=
 # 0 takes as many as the size of the text asks for.
 STEPS ?= 0
-# make faults ONLY="'papermill/*' '*/xla'"
+# make faults ONLY="'script/*' '*/xla'"
 ONLY ?= '*'
 
 GPU := .venv-gpu
@@ -72,7 +72,7 @@ versions: $(GPU)/.installed ## the core tests at the ends of our version ranges 
 	PIP_ARGS='$(PIP_ARGS)' $(GPU)/bin/python tests/versions.py $(SETS)
 
 # Where the first call was cut off, the second goes on: each cell is written to docs/results/faults.json when it is known.
-faults: $(GPU)/.installed $(TPU)/.installed ## every way to disturb a run, against an undisturbed one (ONLY='papermill/*'; slow)
+faults: $(GPU)/.installed $(TPU)/.installed ## every way to disturb a run, against an undisturbed one (ONLY='script/*'; slow)
 	$(GPU)/bin/python tests/faults.py --only $(ONLY)
 
 planted: $(GPU)/.installed $(TPU)/.installed ## sixty small bugs in a copy of the repository: which of them the quick tests notice (ONLY=frozen_half; slow)

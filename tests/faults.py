@@ -1,15 +1,15 @@
 """The fault table: every way to disturb a run, in real processes. `make faults` writes docs/results/faults.json.
 
     python tests/faults.py                              the cells that are missing in docs/results/faults.json
-    python tests/faults.py --only 'papermill/*' --again
+    python tests/faults.py --only 'script/*' --again
 
 A cell trains a small model (tests/training_run.py), which stands still at a moment until the fault has come; then it starts the
 same again and compares the last checkpoint and the losses with those of an undisturbed run, bit for bit. Each cell is written
 as soon as it is known, so that a second call goes on where the first one ended.
 
-where    script, papermill, helpers.batch, notebook kernel; one of two processes; a script in a pid namespace, as in a container;
-         a Colab runtime that is taken away with its disk, and a new one with the Drive; cells of one kernel, run again in it
-when     in a step, in an evaluation, while a checkpoint is saved
+where    a script, helpers.batch, a notebook kernel; a Colab runtime that is taken away with its disk, and a new one with the Drive;
+         cells of one kernel, run again in it
+when     in a step, while a checkpoint is saved
 how      SIGTERM, SIGINT, SIGKILL. Of a kernel these are Jupyter's shutdown, the Stop button and a shutdown without patience
 
 On XLA the script is disturbed. The faults of disks, files and numbers come to the script in a step.
@@ -40,7 +40,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from helpers.run import checkpoint, provenance  # noqa: E402
-from tests import colab, damage, harness  # noqa: E402
+from tests import colab, harness  # noqa: E402
 from tests.batch import notebook  # noqa: E402
 
 RESULTS = ROOT / "docs/results/faults.json"
@@ -49,10 +49,8 @@ LIMIT = 600.0  # seconds after which a run counts as hung
 LAST = 12
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 OPTIONS = {"width": 16}  # what the small notebook of the batch tests trains with
-HARMS = {"truncated": damage.truncate, "missing": damage.remove}
-SIGNALS, MOMENTS = ("SIGTERM", "SIGINT", "SIGKILL"), ("step", "evaluation", "saving")
+SIGNALS = ("SIGTERM", "SIGINT", "SIGKILL")
 ENDS = ("SIGTERM", "SIGKILL")
-CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 TELLING = re.compile(
     r"(keep_in: |not whole|resuming from |\b[A-Z]\w+Error: |\bStopped: |NonFinite|Checkpoint[NU]\w+: |FolderTaken).*"
 )
@@ -124,23 +122,6 @@ class Script:
                 process.kill()
 
 
-class InContainer(Script):
-    before = CONTAINER
-
-    def target(self):
-        return self.process.children()[0]
-
-
-class Papermill(Script):
-    def command(self):
-        made, done = notebook.write(self.work / "tiny.ipynb"), self.work / "done.ipynb"
-        given = {"output_dir": self.output, "ending": "train"}
-        if "hold" in self.options:
-            given |= {"hold": f"file:{self.options['hold']}", "hold_when": self.options["hold_when"]}
-        words = [word for name, value in given.items() for word in ("-p", name, value)]
-        return ["-m", "papermill", "--start-timeout", int(LIMIT), made, done, "-k", "python3", *words]
-
-
 class Batch(Script):
     """Where it stands still is a parameter, and with another one it would be another run."""
 
@@ -150,22 +131,6 @@ class Batch(Script):
             when.write_text(self.options["hold_when"])
         given = ["ending=train", f"hold=file:{self.work / 'hold'}", f"hold_when={when.read_text()}"]
         return ["-m", "helpers.batch", made, "--output-dir", self.work, *given]
-
-
-class OneOfTwo(Script):
-    """The second of two processes gets the signal."""
-
-    def command(self):
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-        given = ["-p", "folder", self.output, "-p", "options", json.dumps(self.options)]
-        return [*torchrun, "helpers.batch.processes", "tests.batch.in_processes:train", *given]
-
-    def target(self):
-        return next(each for each in self.process.children() if each.environ().get("RANK") == "1")
-
-    def strike(self, how):
-        Path(self.options["hold"]).unlink()  # the first process would stand still, since it hears of nothing
-        super().strike(how)
 
 
 class Kernel(Script):
@@ -256,11 +221,8 @@ PLACES = {
     "script": Script,
     "new machine": NewMachine,
     "cells of one kernel": Cells,
-    "papermill": Papermill,
     "helpers.batch": Batch,
     "notebook kernel": Kernel,
-    "one of two processes": OneOfTwo,
-    "pid namespace": InContainer,
 }
 
 
@@ -327,17 +289,13 @@ def fails(work: Path, expected: str, **options) -> str:
         return run.said()
 
 
-def killed(work: Path, **options) -> None:
-    """Leaves checkpoint-8 and checkpoint-4."""
-    with running(Script, work, kill_step=9, **options) as run:
+def without_seal(work: Path) -> str:
+    """The newest checkpoint has no seal, as after a SIGKILL in a save, and the one before it counts."""
+    with running(Script, work, kill_step=9) as run:
         expect(run.process.wait(LIMIT) == -signal.SIGKILL, run.said())
-
-
-def damaged(work: Path, harm: str, name: str, from_step: int = 4) -> str:
-    killed(work)
-    HARMS[harm](work / "run/output/checkpoint-8" / name)
+    (work / "run/output/checkpoint-8" / checkpoint.SEAL).unlink()
     said = finish(Script, work)
-    expect(f"resuming from checkpoint-{from_step}" in said, said)
+    expect("resuming from checkpoint-4" in said, said)
     return next(line for line in said.splitlines() if line.startswith("not whole, and passed over: checkpoint-8"))
 
 
@@ -370,25 +328,16 @@ def full_disk(work: Path) -> str:
     return said
 
 
-def refused_second(work: Path, living: Script, output: Path, expected: str, before: tuple = ()) -> str:
-    """What a second run says that wants what the living one owns, which then ends."""
-    options = json.dumps(without_hold(living.options))
-    done = harness.finished(*before, python(living.kind), "-m", "tests.training_run", output, options, env=ENVIRONMENT)
-    expect(done.returncode == 1 and expected in done.stderr, done.stdout + done.stderr)
-    (work / "hold").unlink()
-    living.finish()
-    return done.stderr
-
-
-def two_owners(work: Path, place: type[Script] = Script) -> str:
-    with standing(place, work, "step") as living:
-        inside = ("nsenter", "-t", str(living.target().pid), "-p", "-m") if place.before else ()
-        return refused_second(work, living, living.output, "FolderTaken: ", inside)
-
-
-def two_machines(work: Path) -> str:
-    with standing(Script, work, "step", keep_in=str(work / "kept")) as living:
-        return refused_second(work, living, work / "other" / living.output.name, "FolderTaken: keep_in=")
+def two_owners(work: Path) -> str:
+    """What a second run says that wants the folder of a living one, which then ends."""
+    with standing(Script, work, "step") as living:
+        options = json.dumps(without_hold(living.options))
+        script = [python(living.kind), "-m", "tests.training_run", living.output, options]
+        second = harness.finished(*script, env=ENVIRONMENT)
+        expect(second.returncode == 1 and "FolderTaken: " in second.stderr, second.stdout + second.stderr)
+        (work / "hold").unlink()
+        living.finish()
+    return second.stderr
 
 
 def drive_answers(state: str) -> Callable[[Path], str]:
@@ -423,25 +372,17 @@ def lost_minute(work: Path) -> str:
     return finish(NewMachine, work)
 
 
-def nan(what: str, **options) -> Callable[[Path], str]:
-    return lambda work: fails(work, f"NonFiniteLoss: {what}", **options)
-
-
 FAULTS: dict[str, Callable[[Path], str]] = {
     "full disk": full_disk,
-    "NaN loss": nan("the loss", nan_step=6),
-    "NaN gradient": nan("the", nan_gradient_step=8),
+    "NaN loss": lambda work: fails(work, "NonFiniteLoss: the loss", nan_step=6),
+    "max_hours is over": lambda work: fails(work, "Stopped: max_hours", max_hours=1e-6),
+    "checkpoint without its seal": without_seal,
+    "two owners": two_owners,
     "Drive drops": drive_answers("gone"),
     "Drive fills up": drive_answers("full"),
     "Drive does not answer": drive_answers("late"),
     "Drive loses the last minute": lost_minute,
-    "two machines with one second place": two_machines,
-    "two owners": two_owners,
-    "two owners in a pid namespace": lambda work: two_owners(work, InContainer),
 }
-for _harm in HARMS:
-    for _name in ("sealed.json", "model.safetensors", "optimizer.pt", "trainer_state.json"):
-        FAULTS[f"{_harm} {_name}"] = lambda work, harm=_harm, name=_name: damaged(work, harm, name)
 
 
 # ---- all of them
@@ -449,14 +390,12 @@ for _harm in HARMS:
 
 def cells() -> list[Cell]:
     """All cells, in the order in which they run."""
-    places = ("script", "papermill", "helpers.batch", "notebook kernel")
     parts = (  # where, when, how, on what
-        (places, MOMENTS, SIGNALS, ["cpu"]),
-        (["script"], MOMENTS, ENDS, ["xla"]),
-        (["one of two processes", "pid namespace"], ["step"], ENDS, ["cpu"]),
-        (["new machine"], MOMENTS, ["SIGKILL"], ["cpu"]),
-        (["new machine"], ["step"], ["SIGKILL"], ["xla"]),
-        (["cells of one kernel"], MOMENTS, ["SIGINT"], ["cpu"]),
+        (["script", "helpers.batch", "notebook kernel"], ["step"], SIGNALS, ["cpu"]),
+        (["script"], ["step"], ENDS, ["xla"]),
+        (["script"], ["saving"], ["SIGKILL"], ["cpu", "xla"]),
+        (["cells of one kernel"], ["step"], ["SIGINT"], ["cpu"]),
+        (["new machine"], ["step"], ["SIGKILL"], ["cpu", "xla"]),
         (["single fault"], [""], FAULTS, ["cpu"]),
     )
     return [Cell(*names) for part in parts for names in itertools.product(*part)]
@@ -473,13 +412,12 @@ def ending(output: Path) -> dict:
     }
 
 
-def reference(place: type[Script], kind: str) -> dict:
+def reference(kind: str) -> dict:
     """The end of an undisturbed run, made once for each version of the helpers and kept in a temporary folder."""
-    place = place if place is OneOfTwo else Script
-    known = Path(tempfile.gettempdir()) / f"fault-reference-{harness.digest_of_helpers()[:12]}-{kind}-{place.__name__}"
+    known = Path(tempfile.gettempdir()) / f"fault-reference-{harness.digest_of_helpers()[:12]}-{kind}"
     if not (known / "whole").exists():
         shutil.rmtree(known, ignore_errors=True)
-        finish(place, known, kind)
+        finish(Script, known, kind)
         (known / "whole").touch()
     return ending(known / "run/output")
 
@@ -499,7 +437,7 @@ def outcome(cell: Cell, work: Path) -> dict:
             if isinstance(run, Cells):
                 run.go_on()
     finish(place, work, cell.kind)
-    got, expected = ending(work / "run/output"), reference(place, cell.kind)
+    got, expected = ending(work / "run/output"), reference(cell.kind)
     differs = [name for name in expected if got.get(name) != expected[name]]
     return {"outcome": "lost" if differs else "identical", "said": last_words(said), "saved": saved, "differs": differs}
 

@@ -10,11 +10,10 @@ from tests import faults, planted
 
 pytestmark = pytest.mark.once
 
-# What no other test does: an end that Jupyter, papermill, a batch or a person makes of a run.
+# What no other test does: an end that Jupyter, a batch or a person makes of a run.
 CELLS = (
-    pytest.param(faults.Cell("papermill", "step", "SIGTERM"), marks=pytest.mark.slow),
     *(pytest.param(faults.Cell("helpers.batch", "step", how), marks=pytest.mark.slow) for how in faults.ENDS),
-    faults.Cell("notebook kernel", "evaluation", "SIGINT"),
+    faults.Cell("notebook kernel", "step", "SIGINT"),
     pytest.param(faults.Cell("single fault", "", "two owners"), marks=pytest.mark.slow),
 )
 

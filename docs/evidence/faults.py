@@ -8,7 +8,7 @@ from helpers.parameters import LENGTH, extra
 from helpers.show import tables
 from tests.faults import cells
 
-MOMENTS = {"step": "in a step", "evaluation": "in an evaluation", "saving": "while a checkpoint is saved"}
+MOMENTS = {"step": "in a step", "saving": "while a checkpoint is saved"}
 NOTEBOOKS = {
     "lejepa": "lejepa_training",
     "legal": "legal_cot_sft",
