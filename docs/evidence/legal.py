@@ -5,7 +5,7 @@ from evidence import declarations, pictures
 from evidence.seeds import Difference
 
 from helpers.legal.evaluation import TRAINED, WORDS
-from helpers.legal.parameters import LegalParameters
+from helpers.legal.parameters import STEPS, LegalParameters
 from helpers.show import tables
 from helpers.show.intervals import Interval, wilson
 
@@ -53,7 +53,8 @@ def headline() -> str:
         f"**{_shares(most['right']['chains'])} %** of {scores['questions']} unseen questions rightly (three seeds), after {counts[0]} records "
         f"{_shares(fewer['right']['chains'])} %. The strongest simple method, a linear probe on the frozen model, has {right[PROBE]} after {counts[1]} "
         f"records; the fine-tuned model is {_less(most, PROBE).text(1, 100)} points above it, and {_less(most, ALONE).text(1, 100)} above the same model "
-        f"trained on the answers alone. Counting words has {right[WORDS]}, and a written rule of three lines answers all questions. Where words give the "
+        f"trained on the answers alone. These runs had {most['passes']['chains']} and {fewer['passes']['chains']} passes, evaluated after each; by default "
+        f"the notebook trains at least {STEPS} steps. Counting words has {right[WORDS]}, and a written rule of three lines answers all questions. Where words give the "
         f"label away, counting them is ahead ({shares} points, one seed each)"
     )
 
