@@ -387,7 +387,7 @@ def race(task: Task, tried: list[Tried], folder: Path, *, seconds: float) -> Rac
     stock = [train(start, first_seed)]
     pace = now() - began  # wall seconds of the slowest trial
     if stock[0].dev_loss > LEARNED * task.loss_of_frequencies():
-        why = f"The stock run over {examples:,} examples learned next to nothing, so there is no quality to compare: train longer."
+        why = f"The stock run over {examples:,} examples learned next to nothing, so there is no quality to compare: raise learning_rate, or train longer."
         return ended(Outcome.NOT_DECIDED, why)
     settings = start
     for candidate in candidates(task, fastest):

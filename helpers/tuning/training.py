@@ -43,7 +43,7 @@ from helpers.train.trainer import TrainerMixin
 
 from .data import LabelledTexts
 from .evaluation import Trial
-from .parameters import LEARNING_RATE, NOTEBOOK, TuningParameters, recipe
+from .parameters import NOTEBOOK, TuningParameters, learning_rate, recipe
 from .sample import sample_classifier
 
 IGNORED = -100  # label of a row that only fills a batch: no loss counts it
@@ -121,7 +121,8 @@ class Task:
         On XLA each length would be compiled and the fused kernel crashes: there the start pads to what 99 of 100 texts need.
         """
         batch = min(8, self.params.batch_size or 8)  # a smaller one that is asked for is where it starts
-        settings: Settings = {BATCH: batch, RATE: self.params.learning_rate or LEARNING_RATE}
+        rate = self.params.learning_rate or learning_rate(self.model.num_parameters())
+        settings: Settings = {BATCH: batch, RATE: rate}
         settings |= {"optim": "adamw_torch_fused", "dataloader_num_workers": 0}
         settings |= {SAMPLING: "random", "attn_implementation": self.model.config._attn_implementation}
         if self.runtime.kind == "xla":

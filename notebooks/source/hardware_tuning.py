@@ -284,7 +284,7 @@ print(f"words    test F1 {after['f1']:.3f}, and {by_words:.3f} for a linear mode
 # ## Save, reload, classify, carry away
 #
 # The saved model must give the logits of the one in memory. Beside it lie the lines that were kept, `training_args.json`, and a script
-# for stock transformers: `python train.py texts.csv` needs nothing of this notebook.
+# for stock transformers: `python train.py` trains on the rows beside it and needs nothing of this notebook.
 
 # %%
 import copy
