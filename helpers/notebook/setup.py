@@ -55,10 +55,10 @@ def install(requirements: str) -> None:
     if not missing:
         return
     print(f"installing {', '.join(missing)}")
-    held = [f"{name}=={version(name)}" for name in HELD if version(name)]
+    pins = [f"{name}=={version(name)}" for name in HELD if version(name)]
     with tempfile.TemporaryDirectory() as folder:
         constraints = Path(folder, "constraints.txt")
-        constraints.write_text("\n".join(held), encoding="utf-8")
+        constraints.write_text("\n".join(pins), encoding="utf-8")
         options = ["--quiet", "--no-input", "--disable-pip-version-check", "-c", str(constraints)]
         command = [sys.executable, "-m", "pip", "install", *options, *missing]
         pip = subprocess.run(
@@ -66,7 +66,7 @@ def install(requirements: str) -> None:
         )
     if pip.returncode:
         raise RuntimeError(
-            f"pip could not install {', '.join(missing)} beside {', '.join(held)}:\n{pip.stdout[-2000:]}\nNo network, or no pip? On "
+            f"pip could not install {', '.join(missing)} beside {', '.join(pins)}:\n{pip.stdout[-2000:]}\nNo network, or no pip? On "
             "Kaggle switch Internet on (Settings); elsewhere install requirements-gpu.txt (TPU: requirements-tpu.txt) beforehand. "
             "A conflict of versions? Restart the runtime and run this cell first; if it stays, choose a newer runtime."
         )

@@ -40,7 +40,10 @@ def frame(rows: Sequence[Row]):
     """The cells of a table, as text."""
     import pandas
 
-    return pandas.DataFrame([{name: cell(value) for name, value in row.items()} for row in rows]).fillna("")
+    cells = []
+    for row in rows:
+        cells.append({name: cell(value) for name, value in row.items()})
+    return pandas.DataFrame(cells).fillna("")
 
 
 def cell(value: Any) -> str:
@@ -51,7 +54,9 @@ def cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value).replace("\n", " ")
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value).replace("\n", " ")  # a table has one line a row
 
 
 def size(value: float | None) -> str | None:
