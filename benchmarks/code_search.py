@@ -164,7 +164,6 @@ def tune(minilm: Path, folder: Path, seed: int):
 
     from helpers.graphmer import search_training as training
     from helpers.machine import runtime
-    from helpers.plan import settings as planner
     from helpers.train.sentence_encoder import load_sentence_encoder
 
     packages = [path for path in installed_packages() if path.name not in TEST | DEVELOPMENT]
@@ -172,7 +171,7 @@ def tune(minilm: Path, folder: Path, seed: int):
     encoder = load_sentence_encoder(str(minilm), max_seq_length=CODE_TOKENS)
     training.freeze_lower_half(encoder)
     machine = runtime.detect(False, "fp32")
-    plan = planner.plan(training.search_recipe(), training.search_workload(encoder), machine)
+    plan = training.search_plan(encoder, training.search_recipe(), machine)
     rows = in_batches(parts.training, batch_size=plan.batch_size, steps=plan.max_steps, seed=seed)
     dev = in_batches(parts.dev, batch_size=plan.batch_size, steps=4, seed=seed)
     loss = MultipleNegativesRankingLoss(encoder)

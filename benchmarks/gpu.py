@@ -7,7 +7,7 @@
     python benchmarks/gpu.py --device tpu            # the TPU twins; notebooks/runtime_report.ipynb is a front for all of this
 
 A part runs a built notebook with papermill in an empty folder, for few steps with the notebook's own batch, length and model, and
-reads what its results.json says: time, MFU, memory beside plan and forecast. Where no hub answers, `--models DIR` names a folder with the
+reads what its results.json says: time, MFU, memory. Where no hub answers, `--models DIR` names a folder with the
 models by the last part of their ids. A part that fails, or that no time is left for, is named with the reason.
 """
 
@@ -46,7 +46,6 @@ class Part:
     parameters: dict = field(default_factory=dict)
     cards: int = 1
     resumed: bool = False
-    compiled: str = "no"  # COMPILE_LAYERS: in 30 steps it would never pay
     stock: bool = False  # benchmarks/stock.py instead
 
 
@@ -58,9 +57,6 @@ PARTS = {
     "hardware_tuning": Part(
         "hardware_tuning", {"base_model": "google-bert/bert-base-uncased", "tuning_minutes": 4.0, "paired_seeds": 1}
     ),
-    "legal_cot_sft compiled": Part("legal_cot_sft", {"base_model": QWEN}, compiled="yes"),
-    "lejepa_training compiled": Part("lejepa_training", {"base_model": MINILM}, compiled="yes"),
-    "graphmer_se compiled": Part("graphmer_se", {"base_model": MINILM}, compiled="yes"),
     "legal_cot_sft qlora": Part("legal_cot_sft", {"base_model": QWEN, "method": "qlora"}),
     "legal_cot_sft 7B qlora": Part(
         "legal_cot_sft", {"base_model": "Qwen/Qwen2.5-7B-Instruct", "method": "qlora", "max_steps": 10}
@@ -71,7 +67,6 @@ PARTS = {
 }
 for _name, _model in (("legal_cot_sft", QWEN), ("lejepa_training", MINILM)):
     PARTS[f"{_name} stock"] = Part(_name, {"base_model": _model}, stock=True)
-    PARTS[f"{_name} stock compiled"] = Part(_name, {"base_model": _model}, compiled="yes", stock=True)
 
 
 class NotHere(RuntimeError):
@@ -91,7 +86,7 @@ def start(part: Part, folder: Path, device: str, small: bool, models: Path | Non
     parameters = [text for name, value in given.items() for text in ("-y", f"{name}: {json.dumps(value)}")]
     command = [sys.executable, "-m", "papermill", str(file), "executed.ipynb", *parameters, "--no-progress-bar"]
     # In the payload of a notebook the parts have none of their own, and find helpers here.
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "COMPILE_LAYERS": part.compiled}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, cwd=folder, env=environment, **options)
 
@@ -124,8 +119,6 @@ def stock(part: Part, device: str, models: Path | None, batch: int) -> dict:
         model = str(models / model.rpartition("/")[2])
     command = [sys.executable, str(ROOT / "benchmarks/stock.py"), part.notebook, "--model", model]
     command += ["--device", device, "--batch", str(batch), "--steps", str(STEPS)]
-    if part.compiled == "yes":
-        command.append("--compiled")
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=60 * PART_MINUTES, check=False
@@ -136,24 +129,20 @@ def stock(part: Part, device: str, models: Path | None, batch: int) -> dict:
 
 
 def short(results: dict) -> dict:
-    """What is kept of a run: its settings, time, memory and MFU, beside plan and forecast."""
-    train, plan, expected = results["train"], results["plan"], results["forecast"]
+    """What is kept of a run: its settings, time, memory and MFU."""
+    train, plan = results["train"], results["plan"]
     training = train["seconds"] - train["compile_seconds"] - train["evaluate_and_save_seconds"]
     return {
         "device": results["runtime"]["device_name"],
-        "model": expected["model"],
         "precision": plan["precision"],
         "batch": plan["batch_size"],
         "micro_batch": plan["per_device_batch_size"],
         "checkpointing": plan["gradient_checkpointing"],
         "steps": train["steps"],
         "first_step_seconds": train["first_step_seconds"],
-        "launches": plan["memory"]["launches"] * plan["gradient_accumulation_steps"],
-        "compiled": plan["compiled"],
         "step_seconds": training / max(1, train["steps"]),
-        "forecast_step_seconds": expected["step_seconds"],
         "peak_memory_bytes": train["peak_memory_bytes"],
-        "forecast_memory_bytes": expected["peak_memory_bytes"],
+        "planned_memory_bytes": sum(plan["memory"].values()),
         "tokens_per_second": train["tokens_per_second"],
         "mfu": train["mfu"],
         "loss": [train["loss_first"], train["loss_last"]],

@@ -33,11 +33,11 @@ import torch
 
 from helpers.legal import evaluation
 from helpers.legal.data import Records, load_records
+from helpers.legal.launch import blank_blocks, step_loss
 from helpers.legal.model import load_model
 from helpers.legal.packing import BLOCK, count_blocks
 from helpers.legal.parameters import LegalParameters, recipe
 from helpers.legal.training import ChatTemplate, LegalTrainer, encode, sft_config
-from helpers.legal.workload import workload
 from helpers.machine import runtime
 from helpers.plan import settings as planner
 
@@ -213,7 +213,7 @@ class Study:
         rows, _, _ = encode(records, template)
         blocks = count_blocks([*map(len, rows["train"]["input_ids"])], BLOCK)
         settings = recipe(blocks, BLOCK, "lora", model.config.hidden_size)
-        planned = planner.plan(settings, workload(model, "SmolLM2-135M", BLOCK, "lora"), self.machine)
+        planned = planner.plan(settings, model, step_loss, lambda blocks: blank_blocks(BLOCK, blocks), self.machine)
         place = self.folder / "runs" / f"{form}_{count}_{seed}_{dropout}"
         config = sft_config(
             planned,

@@ -43,10 +43,8 @@ from helpers.lejepa.loss import LeJEPALoss, views
 from helpers.lejepa.model import GaussianEmbeddingGemma, principal_head, token_spans
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.lejepa.standalone import combine, unit
-from helpers.lejepa.training import fit_lengths, fit_recipe, new_trainer, pairs
-from helpers.lejepa.workload import workload
+from helpers.lejepa.training import fit_lengths, fit_recipe, make_plan, new_trainer, pairs
 from helpers.machine import runtime
-from helpers.plan import settings
 from helpers.train.sentence_encoder import encode, load_sentence_encoder
 
 # Q questions · N passages · K dimensions
@@ -157,7 +155,7 @@ class Bench:
         training = self.collection.training
         lengths = fit_lengths(model, training, views, params.train_length, machine)
         recipe = fit_recipe(training, self.spans, params.train_length, machine.kind)
-        plan = settings.plan(recipe, workload(loss, "MiniLM", [*lengths.values()]), machine)
+        plan = make_plan(loss, recipe, lengths, machine)
         rows = pairs(training, views, plan.max_steps, plan.batch_size, seed)
         begin = time.process_time()
         with tempfile.TemporaryDirectory() as place:

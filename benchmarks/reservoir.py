@@ -41,8 +41,8 @@ from torch import nn
 from helpers.reservoir import data, evaluation
 from helpers.reservoir.counts import Counts
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM, go_through, windows_of
+from helpers.reservoir.parameters import ADAM_BETA2, TOKENS_A_STEP, recipe
 from helpers.reservoir.training import DrawnTokens, Stream
-from helpers.reservoir.workload import ADAM_BETA2, TOKENS_A_STEP, recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "docs/results/reservoir_cpu.json"

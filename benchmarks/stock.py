@@ -83,7 +83,6 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--compiled", action="store_true")
     given = parser.parse_args()
     on_card = given.device == "cuda"
     has_bf16 = on_card and torch.cuda.get_device_capability() >= (8, 0)
@@ -96,7 +95,6 @@ def main() -> None:
         "tf32": has_bf16 or None,
         "optim": "adamw_torch_fused",
         "gradient_checkpointing": False,
-        "torch_compile": given.compiled,
         "use_cpu": not on_card,
         "save_strategy": "no",
         "logging_strategy": "no",
@@ -122,8 +120,6 @@ def main() -> None:
         "step_seconds": step,
         "tokens_per_second": float(sum(tokens)) / len(tokens) / step,
         "peak_memory_bytes": torch.cuda.max_memory_allocated(),
-        "forecast_step_seconds": None,
-        "forecast_memory_bytes": None,
         "mfu": None,
     }
     print(json.dumps(measured))

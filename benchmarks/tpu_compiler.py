@@ -14,7 +14,7 @@ import json
 import re
 import sys
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
 
@@ -26,11 +26,7 @@ from report import machine as this_machine  # noqa: E402
 from report import write  # noqa: E402
 
 from helpers.notebook.setup import version  # noqa: E402
-from helpers.plan.counting import count  # noqa: E402
-from helpers.plan.forecast import ADAMW_BYTES  # noqa: E402
-from helpers.plan.machines import machine, runtime_of  # noqa: E402
 from helpers.plan.settings import DoesNotFit, plan  # noqa: E402
-from helpers.plan.workloads import Asked, room  # noqa: E402
 
 HARDWARE = ("v5e-1", "v5e-8")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
@@ -39,63 +35,44 @@ COLLECTIVE = re.compile(rf"\s+(?:ROOT )?%\S+ = (.+?) ({'|'.join(COLLECTIVES)})(?
 
 @dataclass(frozen=True)
 class Case:
-    """A notebook's step, as a person may ask for it."""
+    """A notebook's step, with a model, a method or a length."""
 
     name: str
     notebook: str
-    asked: Asked = field(default_factory=Asked)
-    length: int = 0  # 0: the notebook's
+    options: dict = field(default_factory=dict)  # of `notebook_step`
 
 
 CASES = (
     Case("reservoir", "tinystories_reservoir"),
     Case("tuning BERT-base", "hardware_tuning"),
     Case("LeJEPA MPNet", "lejepa_training"),
-    Case("LeJEPA EmbeddingGemma-300M", "lejepa_training", Asked(model="google/embeddinggemma-300m")),
+    Case("LeJEPA EmbeddingGemma-300M", "lejepa_training", {"model": tpu.GEMMA}),
     Case("legal Qwen2.5-0.5B LoRA", "legal_cot_sft"),
-    Case("legal Qwen2.5-0.5B full", "legal_cot_sft", Asked(method="full")),
-    Case("GraphMER-SE 80M, 512 tokens", "graphmer_se", length=512),
-    Case("GraphMER-SE 80M, 768 tokens", "graphmer_se", length=768),
+    Case("legal Qwen2.5-0.5B full", "legal_cot_sft", {"method": "full"}),
+    Case("GraphMER-SE 80M, 512 tokens", "graphmer_se", {"length": 512}),
+    Case("GraphMER-SE 80M, 768 tokens", "graphmer_se", {"length": 768}),
 )
 
 
-def by_planner(workload, step: dict) -> dict:
-    """What the planner says of a step: memory, and the bytes that it cannot do without.
-
-    These are all weights read in each pass, the update's, and what is kept for backward, written once and read once.
-    """
-    how = {name: step[name] for name in ("precision", "length", "checkpointing", "accumulating")}
-    counted = count(workload, step["examples_a_chip"], kind="xla", **how)
-    program = workload
-    if workload.program and step["accumulating"]:
-        program = replace(workload, loss=workload.program)
-    sent = count(program, step["examples_a_chip"], kind="xla", **how)
-    weights = (3 if step["checkpointing"] else 2) * sent.weights
-    update = ADAMW_BYTES * sent.trained + (1 + step["accumulating"]) * sent.gradients
-    least = weights + update + 2 * sent.activations
-    return {"planned_peak": counted.peak, "least_moved": round(least)}
-
-
 def compiled(case: Case, hardware: str) -> dict:
-    """What the compiler says of the step, and the planner."""
-    chips = machine(hardware)
-    runtime = runtime_of(chips)
-    recipe, workload = room(case.notebook).planned(case.asked, runtime)
-    planned = plan(recipe, workload, runtime)
-    step = {
+    """What the compiler says of the step, and the plan."""
+    runtime = tpu.runtime_of(hardware)
+    recipe, step = tpu.notebook_step(case.notebook, runtime, **case.options)
+    planned = plan(recipe, step.model, step.loss, step.batch, runtime)
+    how = {
         "precision": planned.precision,
-        "length": case.length or workload.length,
         "checkpointing": planned.gradient_checkpointing,
         "accumulating": planned.gradient_accumulation_steps > 1,
     }
-    about = {"case": case.name, "examples_a_chip": planned.per_device_batch_size, **step}
-    about |= by_planner(workload, about)
-    traced, began = tpu.trace(workload, planned.micro_batch_size, chips=chips.count, **step), time.perf_counter()
+    about = {"case": case.name, "examples_a_chip": planned.per_device_batch_size, "length": step.length, **how}
+    about["planned"] = sum(planned.memory.values())
+    chips = runtime.device_count
+    traced, began = tpu.trace(step, planned.micro_batch_size, chips=chips, **how), time.perf_counter()
     try:
         made = tpu.compile_step(traced, hardware)
     except DoesNotFit as error:
         return about | {"problem": str(error)}
-    about |= {"hardware": hardware, "chips": chips.count, "examples": planned.micro_batch_size}
+    about |= {"hardware": hardware, "chips": chips, "examples": planned.micro_batch_size}
     return about | described(made) | {"seconds": round(time.perf_counter() - began, 1)}
 
 

@@ -1,7 +1,8 @@
 """A training step compiled by Google's TPU compiler, on a machine without a TPU. The only file that knows libtpu and jax.
 
     begin()
-    traced = trace(workload, 8, precision="bf16")        # torch_xla, no TPU, no memory; seconds
+    recipe, step = notebook_step("legal_cot_sft", runtime_of("v5e-8"))
+    traced = trace(step, 8, precision="bf16")            # torch_xla, no TPU, no memory; seconds
     compiled = compile_step(traced, "v5e-8")             # minutes
     compiled.peak, moved(compiled.program), traced.products
 
@@ -18,13 +19,15 @@ import importlib.util
 import math
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 from unittest import mock
 
 from helpers.machine import attention, xla
-from helpers.plan.settings import DoesNotFit
-from helpers.plan.workloads import Workload
+from helpers.machine.hardware import find
+from helpers.machine.runtime import Runtime, choose_precision
+from helpers.plan.settings import DoesNotFit, Recipe
 
 NEEDED = "'torch_xla[tpu,pallas]~=2.9.0'"  # names the libtpu and the jax that it was built with
 # libtpu's name of a slice, and its chips on a host along each axis.
@@ -38,6 +41,227 @@ INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (.+?) ([a-z-]+)\((.*)")
 ARRAY = r"\b[a-z]+(\d*)\[([\d,]*)\](?:\{[^}]*\})?"  # bits of a number, axes
 # Names for what is there, the second half of a copy, and loops, whose state stays where it is.
 MOVES_NOTHING = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy-done", "slice-done", "while")
+
+
+# ---- machines that are not here, and the steps of the notebooks on them
+
+
+def runtime_of(hardware: str) -> Runtime:
+    """The runtime that `detect` would report on a TPU slice such as `v5e-8`, or on one GPU of the catalogue such as `T4`."""
+    slice_of = re.fullmatch(r"(v\d\w?)-(\d+)", hardware)
+    kind, name, devices = "cuda", hardware, 1
+    if slice_of:
+        kind, name, devices = "xla", f"TPU {slice_of[1]}", int(slice_of[2])
+    accelerator = find(name)
+    assert accelerator, hardware
+    precision, why = choose_precision(kind, accelerator.name, accelerator.compute_capability)
+    return Runtime(
+        kind=kind,
+        reason=f"in the place of {hardware}",
+        device_name=accelerator.name,
+        device_count=devices,
+        memory=accelerator.memory,
+        compute_capability=accelerator.compute_capability,
+        precision=precision,
+        precision_reason=why,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A training step as `plan` takes it. program: the largest program that XLA is sent of a micro-batch, where a run cuts it into several."""
+
+    model: Any  # a module; its weights are looked at for shapes alone
+    batch: Callable[[int], Any]
+    loss: Callable[[Any, Any], Any]
+    length: int  # tokens of a sequence
+    program: Callable[[Any, Any], Any] | None = None
+
+
+def notebook_step(
+    notebook: str, runtime: Runtime, *, model: str = "", method: str = "", length: int = 0
+) -> tuple[Recipe, Step]:
+    """Recipe and step of a notebook's default run, with a model on the device "meta", which takes no memory.
+
+    model: a folder with another configuration (of the reservoir: its units). method: of `LegalParameters`. length: tokens; 0: the notebook's.
+    """
+    steps = {
+        "tinystories_reservoir": _reservoir,
+        "hardware_tuning": _tuning,
+        "lejepa_training": _lejepa,
+        "legal_cot_sft": _legal,
+        "graphmer_se": _graphmer,
+    }
+    return steps[notebook](runtime, model, method, length)
+
+
+def _loss_of(model, inputs):
+    return model(**inputs).loss
+
+
+def _reservoir(runtime: Runtime, units: str, method: str, length: int) -> tuple[Recipe, Step]:
+    from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
+    from helpers.reservoir.parameters import UNITS_OF_A_BLOCK, ReservoirParameters, recipe
+    from helpers.reservoir.training import blank_batch
+
+    default = ReservoirParameters.defaults()
+    number = int(units or default.units)
+    # 10,000 stories of TinyStories have a vocabulary of 4,608 entries and some 220 tokens each.
+    config = ReservoirConfig(vocab_size=4_608, units=number, unit_blocks=number // UNITS_OF_A_BLOCK)
+    step = Step(
+        model=ReservoirForCausalLM(config),
+        batch=lambda examples: blank_batch(config, examples),
+        loss=_loss_of,
+        length=1,
+    )
+    return recipe(2_200_000), step
+
+
+def _tuning(runtime: Runtime, folder: str, method: str, length: int) -> tuple[Recipe, Step]:
+    import torch
+    from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
+
+    from helpers.tuning.parameters import TuningParameters, recipe
+    from helpers.tuning.training import blank_batch
+
+    # BertConfig() is bert-base-uncased; the notebook's data has 16,000 rows of six labels.
+    config = AutoConfig.from_pretrained(folder) if folder else BertConfig()
+    config.num_labels = 6
+    # What XLA makes of attention is what it makes of products and a softmax that are written out.
+    attention = "eager" if runtime.kind == "xla" else "sdpa"
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(config, attn_implementation=attention)
+    tokens = length or TuningParameters.defaults().max_length
+    step = Step(model=model, batch=lambda examples: blank_batch(tokens, examples), loss=_loss_of, length=tokens)
+    return recipe(16_000, 8, tokens), step
+
+
+EMBEDDING_GEMMA = {  # google/embeddinggemma-300m config.json, which is gated
+    "vocab_size": 262_144,
+    "hidden_size": 768,
+    "intermediate_size": 1_152,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "max_position_embeddings": 2_048,
+    "use_bidirectional_attention": True,
+}
+GEMMA = "google/embeddinggemma-300m"
+
+
+def _lejepa(runtime: Runtime, name: str, method: str, length: int) -> tuple[Recipe, Step]:
+    """name: GEMMA, a folder, or "" for mpnet; sentence-transformers' own first module would need weights on disk."""
+    import torch
+    import transformers
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Pooling
+
+    from helpers.lejepa.loss import LeJEPALoss
+    from helpers.lejepa.parameters import EmbeddingParameters, recipe
+    from helpers.lejepa.training import blank_columns
+
+    class Backbone(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.auto_model = transformers.AutoModel.from_config(config)
+
+        def forward(self, features):
+            # Into the batch, as sentence-transformers writes it, where it stays until the step is done.
+            features["token_embeddings"] = self.auto_model(**features).last_hidden_state
+            return features
+
+    def last_part(loss, columns):
+        """With gradient caching each part of each view is a program, and the last one ends in the update; here each embedding is its own gradient."""
+        return loss.model(dict(columns[-1]))["sentence_embedding"].float().square().sum() / 2
+
+    default = EmbeddingParameters.defaults()
+    tokens = length or default.train_length
+    config = transformers.MPNetConfig(vocab_size=30_527)
+    sizes = []
+    if name == GEMMA:
+        config = transformers.Gemma3TextConfig(**EMBEDDING_GEMMA)
+        sizes = [(768, 3_072), (3_072, 768)]  # its two linear layers after pooling
+    elif name:
+        config = transformers.AutoConfig.from_pretrained(name)
+    config.use_cache = False
+    D = config.hidden_size
+    with torch.device("meta"):
+        modules = [Backbone(), Pooling(D)]
+        for inputs, outputs in [*sizes, (D, min(default.output_dim, D))]:
+            modules.append(Dense(inputs, outputs, activation_function=torch.nn.Identity()))
+        model = SentenceTransformer(modules=modules, device="meta")
+    loss = LeJEPALoss(model, **default.model_dump(include={"sigreg_weight", "contrastive_weight"}))
+    loss = loss.to("meta")  # only now: it reads its own numbers while it is made, and "meta" has none
+    # One length a column is compiled on XLA, and questions are short.
+    lengths = (min(tokens, 32), tokens)
+    step = Step(
+        model=loss,
+        batch=lambda examples: blank_columns(lengths, examples),
+        loss=lambda loss, columns: loss(columns),
+        length=tokens,
+        program=last_part,
+    )
+    chosen = recipe(1_600, 1_600, tokens, tokens, runtime.kind)  # pairs of the default data set
+    return replace(chosen, fp16=name != GEMMA), step
+
+
+QWEN_HALF_B = {  # Qwen/Qwen2.5-0.5B-Instruct config.json
+    "vocab_size": 151_936,
+    "hidden_size": 896,
+    "intermediate_size": 4_864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+
+
+def _legal(runtime: Runtime, folder: str, method: str, length: int) -> tuple[Recipe, Step]:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
+
+    from helpers.legal.launch import blank_blocks, step_loss
+    from helpers.legal.model import apply_lora, frozen_dtype
+    from helpers.legal.packing import BLOCK
+    from helpers.legal.parameters import LegalParameters, recipe
+
+    default = LegalParameters.defaults()
+    method, tokens = method or default.method, length or BLOCK
+    config = AutoConfig.from_pretrained(folder) if folder else Qwen2Config(**QWEN_HALF_B)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=frozen_dtype(method, runtime.precision))
+        if method != "full":
+            model = apply_lora(model, default.lora_rank)
+    blocks = 36  # of the sample at 1,024 tokens
+    step = Step(model=model, batch=lambda examples: blank_blocks(tokens, examples), loss=step_loss, length=tokens)
+    return recipe(blocks, tokens, method, config.hidden_size, runtime.device_count), step
+
+
+def _graphmer(runtime: Runtime, file: str, method: str, length: int) -> tuple[Recipe, Step]:
+    """The sequences of a graph with one triple and no sources, which have the fields and the sizes of any other."""
+    import torch
+
+    from helpers.graphmer.chains import EncodedGraph, LeafyChains, Relations
+    from helpers.graphmer.encoder import GraphMERForPreTraining
+    from helpers.graphmer.graph.knowledge_graph import Entity, build_graph
+    from helpers.graphmer.parameters import AUTO, GraphParameters
+    from helpers.graphmer.text import Documents, train_tokenizer
+    from helpers.graphmer.training import run_recipe
+    from helpers.parameters import SAMPLE
+
+    params = GraphParameters.defaults().model_copy(update={"config": file or AUTO})
+    configuration = params.configuration(runtime)
+    graph = build_graph([Entity(name, "function", name) for name in ("f", "g")], [("f", "calls", "g")], {"files": []})
+    tokenizer = train_tokenizer([], configuration.encoding.vocab_size)
+    chains = LeafyChains(graph.triples, EncodedGraph(Documents(graph, SAMPLE), tokenizer, configuration), configuration)
+    tokens = length or configuration.training_data.max_seq_len
+    sequence = chains.with_roots(configuration.roots(tokens))[0]
+    with torch.device("meta"):
+        config = configuration.graphmer_config(configuration.encoding.vocab_size, **Relations().properties)
+        model = GraphMERForPreTraining(config)
+    step = Step(model=model, batch=lambda examples: chains.collate([sequence] * examples), loss=_loss_of, length=tokens)
+    return run_recipe(configuration, 15_000, runtime), step  # sequences of Python's standard library at 512 tokens
 
 
 # ---- the step, traced
@@ -76,11 +300,10 @@ def begin() -> None:
 
 
 def trace(
-    workload: Workload,
+    step: Step,
     examples: int,
     *,
     precision: str = "bf16",
-    length: int = 0,
     checkpointing: bool = False,
     accumulating: bool = False,
     chips: int = 1,
@@ -88,10 +311,8 @@ def trace(
     """The optimizer step after a micro-batch; where a run cuts that into programs, the last and largest of them.
 
     Args:
-        workload: model, batch and loss; its weights are looked at for shapes alone.
         examples: of the micro-batch, over all chips.
         precision: "bf16" autocast, or "fp32".
-        length: tokens of a sequence; 0 = the workload's.
         checkpointing: activations are computed again in backward.
         accumulating: gradients of earlier micro-batches are added to.
         chips: that will share the micro-batch; modules with `batch_groups` sum over each chip's part by itself.
@@ -101,23 +322,24 @@ def trace(
     from torch_xla import _XLAC as bindings
     from torch_xla.core import xla_builder as builder
 
-    from helpers.plan.counting import copy_with, transformer_of
+    from helpers.machine.engine import copy_with
 
     bindings._xla_set_rng_seed(0)  # or dropout's random numbers go on from those of an earlier trace
 
     def placeholder(tensor):  # without numbers: steps on it can be traced, and never be run
         return builder.create_placeholder_tensor(tensor.shape, tensor.dtype)
 
-    model = copy_with(workload.model, placeholder)
+    model = copy_with(step.model, placeholder)
     model.train()
-    if transformer := transformer_of(model):
-        attention.use_one_dtype(transformer)
+    transformers = [module for module in model.modules() if hasattr(module, "supports_gradient_checkpointing")]
+    if transformers:
+        attention.use_one_dtype(transformers[0])
         if checkpointing:
-            attention.checkpoint_activations(transformer, "xla")
+            attention.checkpoint_activations(transformers[0], "xla")
     for module in model.modules():
         if hasattr(module, "batch_groups"):
             module.batch_groups = chips
-    batch = tree_map_only(torch.Tensor, placeholder, workload.batch(examples, length or workload.length))
+    batch = tree_map_only(torch.Tensor, placeholder, step.batch(examples))
     trained, moments, gradients = [weight for weight in model.parameters() if weight.requires_grad], [], []
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
     for weight in trained:
@@ -131,7 +353,7 @@ def trace(
     batches, states = (set(map(number, each)) for each in (tree_leaves(batch), [*trained, *moments, *gradients]))
     with mock.patch.object(xla, "sync", lambda: None):  # a step that cuts its graph would start it
         with torch.autocast("xla", dtype=torch.bfloat16, enabled=precision == "bf16"):
-            loss = (workload.program if accumulating and workload.program else workload.loss)(model, batch)
+            loss = (step.program if accumulating and step.program else step.loss)(model, batch)
         loss.backward()
     torch.nn.utils.clip_grad_norm_(trained, 1.0)
     optimizer.step()

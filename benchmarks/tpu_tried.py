@@ -23,8 +23,6 @@ from report import write  # noqa: E402
 from tpu_compiler import described  # noqa: E402
 
 from helpers.machine import attention, xla  # noqa: E402
-from helpers.plan.machines import machine, runtime_of  # noqa: E402
-from helpers.plan.workloads import Asked, room  # noqa: E402
 
 OUTPUT = ROOT / "docs/results/tpu_tried.json"
 CHIP = "v5e-1"
@@ -32,22 +30,21 @@ CHIP = "v5e-1"
 STEPS = {"legal": (2, 4, 1024, False), "graphmer": (2, 8, 512, True)}
 
 
-def step_of(name: str, layers: int, folder: Path):
+def step_of(name: str, layers: int, length: int, folder: Path) -> tpu.Step:
     """The notebook's step with so many layers."""
     from transformers import Qwen2Config
 
     from helpers.graphmer.configuration import override, to_yaml
     from helpers.graphmer.parameters import GraphParameters
-    from helpers.legal.workload import QWEN_HALF_B
 
-    runtime = runtime_of(machine(CHIP))
+    runtime = tpu.runtime_of(CHIP)
     if name == "legal":
-        Qwen2Config(**QWEN_HALF_B | {"num_hidden_layers": layers}).save_pretrained(folder)
-        return room("legal_cot_sft").planned(Asked(model=str(folder)), runtime)[1]
+        Qwen2Config(**tpu.QWEN_HALF_B | {"num_hidden_layers": layers}).save_pretrained(folder)
+        return tpu.notebook_step("legal_cot_sft", runtime, model=str(folder), length=length)[1]
     configuration = GraphParameters.defaults().configuration(runtime)
     file = folder / "configuration.yaml"
     file.write_text(to_yaml(override(configuration, {"model.num_layers": layers})), encoding="utf-8")
-    return room("graphmer_se").planned(Asked(model=str(file)), runtime)[1]
+    return tpu.notebook_step("graphmer_se", runtime, model=str(file), length=length)[1]
 
 
 # ---- changes
@@ -78,8 +75,8 @@ def main(name: str, parts: str, *changes: str) -> None:
     for change in changes:
         globals()[change]()
     with tempfile.TemporaryDirectory() as folder:
-        step = step_of(name, layers, Path(folder))
-    traced = tpu.trace(step, examples, length=length, accumulating=accumulating)
+        step = step_of(name, layers, length, Path(folder))
+    traced = tpu.trace(step, examples, accumulating=accumulating)
     began = time.process_time()
     row = described(tpu.compile_step(traced, CHIP))
     row |= {"seconds": time.process_time() - began}

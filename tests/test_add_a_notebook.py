@@ -12,7 +12,6 @@ from .harness import run_notebook as run
 pytestmark = pytest.mark.once
 PAGE = (ROOT / "docs/add-a-notebook.md").read_text()
 FILES = dict(re.findall(r"^`([\w/]+\.py)`\n\n```python\n(.*?)```$", PAGE, re.MULTILINE | re.DOTALL))
-(ROOM,) = re.findall(r'`("\w+": "letters\.workload",)` in `ROOMS`', PAGE)
 NAME = "byte_language_model"
 
 
@@ -27,9 +26,6 @@ def checkout(tmp_path_factory) -> Path:
         shutil.copy(ROOT / name, folder)
     assert not [name for name in FILES if (folder / name).exists()]
     write(folder, FILES)
-    planner = folder / "helpers/plan/workloads.py"
-    before, start, after = planner.read_text().partition("ROOMS = {\n")
-    planner.write_text(f"{before}{start}    {ROOM}\n{after}")
     printed("notebooks/build.py", cwd=folder)
     return folder
 
@@ -40,7 +36,3 @@ def test_it_trains_beside_what_costs_nothing(checkout, alone):
     reached = results["eval"]
     assert reached["trained"] < reached["bytes counted"] < reached["untrained"]
     assert "LZMA" in text_of(executed)
-
-
-def test_the_planner_knows_it_on_machines_that_are_not_here(checkout):
-    assert "v5e-8" in printed("-m", "helpers.plan", NAME, "--hardware", "T4,v5e-8", cwd=checkout)

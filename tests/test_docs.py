@@ -89,7 +89,7 @@ def test_a_command_names_notebooks_parameters_modules_and_targets_that_are_there
         "A gated repository needs its licence accepted on",
         "The payload is damaged: upload the notebook again, as it came.",
         "pip could not install",
-        "need at least",
+        "weights, gradients and optimizer need",
         ", and it is no hub id (owner/name)",
     ],
 )

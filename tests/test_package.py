@@ -20,8 +20,7 @@ HEAVY = ("torch", "torch_xla", "transformers", "numpy", "pandas", "matplotlib", 
         "helpers.notebook.setup",
         "helpers.parameters",
         "helpers.batch",
-        "helpers.plan",
-        "helpers.plan.__main__",
+        "helpers.plan.settings",
     ],
 )
 def test_importing_a_light_module_loads_no_heavy_library(module):

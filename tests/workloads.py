@@ -1,24 +1,14 @@
-"""Small workloads for tests of the planner, and a plan made by hand for tests that are not about planning."""
+"""A small training step for tests of the plan, machines that are not here, and a plan made by hand for tests that are not about plans."""
+
+from dataclasses import replace
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.machine.runtime import Runtime
-from helpers.plan.counting import Count
-from helpers.plan.forecast import memory
+from helpers.machine.runtime import Runtime, choose_precision
 from helpers.plan.settings import Plan
-from helpers.plan.workloads import Workload
 
-
-class Launches(TorchDispatchMode):
-    """Counts operations that are no view: what a card is asked to launch."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += not (func.is_view or func.namespace == "profiler")
-        return func(*args, **(kwargs or {}))
+CAPABILITY = {"Tesla T4": (7, 5), "NVIDIA A100-SXM4-40GB": (8, 0), "NVIDIA GeForce RTX 3050": (8, 6)}
 
 
 class Stack(nn.Module):
@@ -39,74 +29,39 @@ class Stack(nn.Module):
         return self.head(states)
 
 
-def stack(layers: int = 3, length: int = 16, **options) -> Workload:
-    """The step of a `Stack` that predicts its own input."""
-
-    def loss(model, ids):
-        return nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
-
-    model = Stack(layers, **options)
-    return Workload(
-        notebook="test",
-        name="stack",
-        model=model,
-        batch=lambda examples, length: torch.randint(0, 100, (examples, length)),
-        loss=loss,
-        length=length,
-    )
+def stack_loss(model: Stack, ids: torch.Tensor) -> torch.Tensor:
+    """Of predicting the input itself."""
+    return nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
 
 
-def bert(layers: int = 2, *, attention: str = "sdpa", dropout: float = 0.1, **sizes) -> Workload:
-    """The step of a BERT that classifies."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 500} | sizes
-    config = BertConfig(
-        num_hidden_layers=layers,
-        attention_probs_dropout_prob=dropout,
-        hidden_dropout_prob=dropout,
-        attn_implementation=attention,
-        **sizes,
-    )
-
-    def batch(examples: int, length: int):
-        ids = torch.randint(5, 400, (examples, length))
-        return {
-            "input_ids": ids,
-            "attention_mask": (torch.arange(length) < length - 1)
-            .long()
-            .expand(examples, -1),  # without padding no mask is made
-            "labels": torch.zeros(examples, dtype=torch.long),
-        }
-
-    model = BertForSequenceClassification(config)
-    return Workload(
-        notebook="test",
-        name="bert",
-        model=model,
-        batch=batch,
-        loss=lambda model, inputs: model(**inputs).loss,
-        length=32,
-    )
+def stack_batch(examples: int, length: int = 16) -> torch.Tensor:
+    return torch.randint(0, 100, (examples, length))
 
 
-def cpu_by_hand(precision: str = "fp32", name: str = "CPU", devices: int = 1) -> Runtime:
+def cpu_by_hand(precision: str = "fp32", name: str = "CPU", devices: int = 1, memory: int | None = None) -> Runtime:
     """A CPU, also under the name of a device that is not here: `detect` would settle for the whole process whether XLA is used."""
     return Runtime(
         kind="cpu",
         reason="",
         device_name=name,
         device_count=devices,
-        memory=None,
+        memory=memory,
         compute_capability=None,
         precision=precision,
-        precision_reason="",
+        precision_reason="by hand",
     )
 
 
+def machine_by_hand(kind: str, name: str, *, devices: int = 1, memory: int | None = None) -> Runtime:
+    """Another kind of device, in the precision that would be chosen for it."""
+    capability = CAPABILITY.get(name)
+    precision, why = choose_precision(kind, name, capability)
+    here = cpu_by_hand(precision, name, devices, memory)
+    return replace(here, kind=kind, compute_capability=capability, precision_reason=why)
+
+
 def plan_by_hand(machine, *, batch_size: int, accumulation: int = 1, steps: int, length: int, **changes) -> Plan:
-    """Settings as they are asked for, with nothing counted."""
-    nothing = Count(**dict.fromkeys(Count.__dataclass_fields__, 0))
+    """Settings as they are asked for."""
     settings = {
         "precision": machine.precision,
         "per_device_batch_size": batch_size // machine.device_count,
@@ -120,8 +75,6 @@ def plan_by_hand(machine, *, batch_size: int, accumulation: int = 1, steps: int,
         "max_grad_norm": 1.0,
         "optimizer": "adamw_torch",
         "gradient_checkpointing": False,
-        "dataloader_workers": 0,
-        "pin_memory": False,
-        "memory": memory(nothing, machine.kind, None),
+        "memory": {},
     }
     return Plan(**settings | changes)

@@ -26,11 +26,8 @@ CADENCE = {"logging_steps": 1, "eval_steps": STEPS, "save_steps": STEPS}
 
 def plan_of(machine, *, batch: int, length: int, rate: float):
     """The settings of a run: two micro-batches a step, or half of the batch at once on XLA, which is slow here."""
-    from helpers.plan.counting import Count
-    from helpers.plan.forecast import memory
     from helpers.plan.settings import Plan
 
-    nothing = Count(**dict.fromkeys(Count.__dataclass_fields__, 0))
     return Plan(
         precision=machine.precision,
         per_device_batch_size=batch // machine.device_count // 2,
@@ -44,9 +41,7 @@ def plan_of(machine, *, batch: int, length: int, rate: float):
         max_grad_norm=1.0,
         optimizer="adamw_torch",
         gradient_checkpointing=False,
-        dataloader_workers=0,
-        pin_memory=False,
-        memory=memory(nothing, machine.kind, None),
+        memory={},
     )
 
 

@@ -18,10 +18,8 @@ def steps() -> str:
             "slice": step["hardware"],
             "sequences x tokens a chip": f"{step['examples_a_chip']} x {step['length']}",
             "memory of a chip": tables.size(step["peak"]),
-            "share of the planner's count": f"{step['peak'] / step['planned_peak']:.0%}",
             "TFLOP": f"{step['flops'] / 1e12:.2f}",
             "moved": tables.size(step["moved"]),
-            "moved / least": f"{step['moved'] / step['least_moved']:.2f}",
             "sent between chips": _sent(step),
             "compiled in": tables.seconds(step["seconds"]),
             "date": step.get("versions", {}).get("date", "older"),
@@ -39,14 +37,12 @@ def _sent(step: dict) -> str:
 
 
 def refused() -> str:
-    """How many the compiler refused, and how near the planner comes."""
+    """How many the compiler refused."""
     found, tried = _steps(), len(result("tpu_compiler_steps.json")["steps"])
-    shares = [step["peak"] / step["planned_peak"] for step in found]
     donated = min(step["aliased"] / step["outputs"] for step in found)
     return (
         f"{len(found)} of {tried} steps compile and fit into a chip. At least {donated:.1%} of the weights and the optimizer state is written to the "
-        f"place from which it was read, so that neither is in memory twice. The steps need {min(shares):.0%} to {max(shares):.0%} of the memory that the "
-        "planner counts for the same step without fusion."
+        "place from which it was read, so that neither is in memory twice."
     )
 
 

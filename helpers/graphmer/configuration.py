@@ -66,7 +66,6 @@ TYPES = {
     "run.seed": Annotated[int, Field(ge=0, lt=2**32)],
     "run.mixed_precision": Literal["auto", "fp32", "bf16", "fp16"],
     "hardware.device": Literal["auto", "cpu", "cuda", "tpu"],
-    "hardware.compile_layers": Literal["auto", True, False],
     "checkpointing.activation_checkpointing": Literal["auto", True, False],
     "optimizer.scheduler.name": Literal["cosine", "linear", "constant"],
     "optimizer.betas": tuple[DecayRate, DecayRate],

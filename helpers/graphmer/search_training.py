@@ -21,15 +21,14 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraini
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 from helpers.machine.runtime import Runtime
+from helpers.plan import settings
 from helpers.plan.settings import Plan, Recipe
-from helpers.plan.workloads import Workload
 from helpers.show.intervals import bootstrap
 from helpers.train.arguments import training_arguments
 from helpers.train.sentence_encoder import SentenceEncoderTrainer
 
 from .search import CODE_TOKENS, CodeSearch, embed, fuse
 
-NOTEBOOK = "graphmer_se"
 BATCH, STEPS, LEARNING_RATE = 32, 120, 1e-4
 
 
@@ -51,24 +50,18 @@ def search_recipe(steps: int = 0) -> Recipe:
         warmup_fraction=0.1,
         tpu_batch_factor=1,
         tpu_learning_rate_factor=1.0,
-        gradient_checkpointing=False,
     )
 
 
-def search_workload(model: SentenceTransformer) -> Workload:
-    """The training step for the planner: a question and a code for each pair."""
+def search_plan(model: SentenceTransformer, recipe: Recipe, runtime: Runtime, **by_user) -> Plan:
+    """Settings of a run: a question and a code for each pair. by_user: as `plan` takes them. Raises as `plan` does."""
 
-    def batch(examples: int, length: int) -> list[dict[str, torch.Tensor]]:
-        ids = torch.ones(examples, length, dtype=torch.long)
+    def batch(examples: int) -> list[dict[str, torch.Tensor]]:
+        ids = torch.ones(examples, CODE_TOKENS, dtype=torch.long)
         return [{"input_ids": ids.clone(), "attention_mask": ids.clone()} for _ in range(2)]
 
-    def step_loss(loss, columns):
-        return loss([dict(column) for column in columns], None)
-
     loss = MultipleNegativesRankingLoss(model)
-    return Workload(
-        notebook=NOTEBOOK, name="sentence encoder", model=loss, batch=batch, loss=step_loss, length=CODE_TOKENS
-    )
+    return settings.plan(recipe, loss, lambda loss, columns: loss(columns, None), batch, runtime, **by_user)
 
 
 def new_search_trainer(

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast, Trainer, set_seed
 from helpers.machine import ranks, xla
 from helpers.machine.runtime import Runtime
 from helpers.plan import settings as planner
-from helpers.plan.settings import Plan
+from helpers.plan.settings import Plan, Recipe
 from helpers.train.arguments import training_arguments
 from helpers.train.trainer import TrainerMixin
 
@@ -25,8 +25,10 @@ from .configuration import Configuration
 from .encoder import GraphMERForPreTraining
 from .graph.knowledge_graph import KnowledgeGraph
 from .graph.splits import Splits, split_by_module
+from .parameters import AUTO
 from .text import Documents, train_tokenizer
-from .workload import run_recipe, workload
+
+RECOMPUTED_UP_TO = 16 * 2**30  # bytes of a GPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,15 +71,40 @@ def new_model(configuration: Configuration, corpus: Corpus) -> GraphMERForPreTra
 def make_plan(configuration: Configuration, model: GraphMERForPreTraining, corpus: Corpus, machine: Runtime) -> Plan:
     """The configuration as a plan: what the configuration says is not chosen again."""
     run, workers = configuration.run, configuration.hardware.num_workers
-    recipe = run_recipe(configuration, len(corpus.train), machine.device_count)
-    plan = planner.plan(recipe, workload(configuration, model), machine)
+    recipe = run_recipe(configuration, len(corpus.train), machine)
+    longest = corpus.train.with_roots(configuration.roots(recipe.sequence_length))
+
+    def batch(examples: int) -> dict[str, torch.Tensor]:
+        return corpus.train.collate([longest[0]] * examples)
+
+    plan = planner.plan(recipe, model, lambda model, fields: model(**fields).loss, batch, machine)
     steps = "run.max_steps"
     if not run.max_steps:
         steps = f"{run.epochs} epochs of {len(corpus.train):,} sequences"
     reasons = {"max_steps": steps, "dataloader_workers": "hardware.num_workers"}
-    if recipe.gradient_checkpointing is not None:
-        reasons["gradient_checkpointing"] = "checkpointing.activation_checkpointing"
     return dataclasses.replace(plan, dataloader_workers=workers, reasons=plan.reasons | reasons)
+
+
+def run_recipe(configuration: Configuration, sequences: int, machine: Runtime) -> Recipe:
+    """What the configuration asks for, on so many sequences and this machine."""
+    run, optimizer = configuration.run, configuration.optimizer
+    checkpointing = configuration.checkpointing.activation_checkpointing
+    if checkpointing == AUTO:
+        checkpointing = machine.kind == "cuda" and (machine.memory or 0) <= RECOMPUTED_UP_TO
+    batch = configuration.batch_size(machine.device_count)
+    steps = run.max_steps or max(1, run.epochs * sequences // batch)
+    return Recipe(
+        batch_size=batch,
+        learning_rate=optimizer.lr,
+        max_steps=steps,
+        sequence_length=configuration.training_data.max_seq_len,
+        warmup_fraction=min(optimizer.scheduler.warmup_steps, steps) / steps,
+        weight_decay=optimizer.weight_decay,
+        tpu_batch_factor=1,  # what "auto" takes for a TPU has its own
+        tpu_learning_rate_factor=1.0,
+        micro_batch_size=configuration.training_data.micro_batch_size if run.gradient_accumulation_steps else 0,
+        gradient_checkpointing=checkpointing,
+    )
 
 
 class GraphTrainer(TrainerMixin, Trainer):

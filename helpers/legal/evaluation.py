@@ -13,12 +13,11 @@ from statistics import mode
 from typing import Any
 
 import numpy as np
-import torch
 
 from helpers.show.intervals import Interval, bootstrap, wilson
 
 from .data import Message, Record, Records, graded, without_system
-from .generation import BATCH, CACHE, continued, generate, log_probabilities
+from .generation import generate, log_probabilities
 
 EXAMPLES = 3  # solved ones before a question of the base model
 STRENGTHS = (0.3, 3, 30, 300)  # of the linear model (sklearn's C), chosen on the validation records
@@ -119,13 +118,9 @@ def last_turn(template, record: Record) -> str:
 
 
 def answer_length(template, records: Sequence[Record]) -> int:
-    """Tokens that an answer to one of these records may have."""
-    return most_tokens(len(template.encode(last_turn(template, record))) for record in records)
-
-
-def most_tokens(lengths: Iterable[int]) -> int:
-    """A half more than the longest, at most LONGEST_ANSWER."""
-    return min(LONGEST_ANSWER, 8 + max(lengths) * 3 // 2)
+    """Tokens that an answer to one of these records may have: a half more than the longest, at most LONGEST_ANSWER."""
+    longest = max(len(template.encode(last_turn(template, record))) for record in records)
+    return min(LONGEST_ANSWER, 8 + longest * 3 // 2)
 
 
 def written(model, template, questions: Sequence[Record], **options) -> list[dict[str, Any]]:
@@ -221,28 +216,6 @@ def _plain(text: str) -> str:
 
 
 # ---- one model, asked everything; and what is shown
-
-
-def ask_the_most(model, prompt: int, answer: int, choices: tuple[int, int] = (0, 0)) -> None:
-    """The largest questions of `examine`, on tokens without a meaning, for the planner.
-
-    prompt, answer: tokens of the longest. choices: how many labels, and tokens of the longest.
-    """
-
-    def ids(batch: int, tokens: int) -> torch.Tensor:
-        return torch.zeros(batch, tokens, dtype=torch.long)
-
-    texts = ids(BATCH, prompt)
-    padded = {"attention_mask": torch.ones_like(texts), "position_ids": texts}  # each text begins at a place of its own
-    cache = model(texts, **padded, use_cache=True, logits_to_keep=1)[CACHE]
-    for at, layer in enumerate(cache.layers):  # as if all tokens of the answer but one were written
-        if hasattr(layer, "keys"):  # linear attention has a state of one size
-            token = layer.keys[:, :, :1].expand(-1, -1, answer - 1, -1)
-            cache.update(token, token, at)
-    model(ids(BATCH, 1), use_cache=True, **{CACHE: cache})
-    del cache, layer
-    if choices[0]:
-        continued(model, ids(1, (1 + EXAMPLES) * prompt), ids(*choices))
 
 
 def examine(trainer, template, records: Records, rows, *, examples: bool = False) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 from pydantic import field_validator
@@ -58,7 +57,7 @@ class LegalParameters(Parameters):
     lora_rank: int = parameter(16, "Rank of the adapters.", group=TRAINING, low=1, high=4096)
     gradient_checkpointing: bool = parameter(
         False,
-        "Save memory by computing activations again in the backward pass. It is switched on by itself where a step is faster with the larger micro-batch that then fits.",
+        "Save memory by computing activations again in the backward pass, which makes a step slower.",
         group=TRAINING,
     )
     num_processes: int = parameter(
@@ -103,16 +102,13 @@ def recipe(blocks: int, max_length: int, method: str, width: int, devices: int =
     batch_size = max(1, batch_size // devices) * devices
     steps = min(STEPS, MOST_EPOCHS * blocks // batch_size)
     steps = max(1, steps, EPOCHS * blocks // batch_size)
-    evaluations = math.ceil(steps / LegalParameters.defaults().save_steps)
     return Recipe(
         batch_size=batch_size,
         learning_rate=learning_rate(method, width),
         max_steps=steps,
-        evaluated=evaluations * blocks // 8,  # a tenth of the records validates, eight tenths train
         sequence_length=max_length,
         warmup_fraction=0.1,
         weight_decay=0.01,
-        compiled=False if method == "qlora" else None,
         tpu_batch_factor=1,  # a block is full of tokens as it is
         tpu_learning_rate_factor=1.0,
     )

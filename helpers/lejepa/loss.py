@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.functional import linear, normalize
 
 from helpers.data.words import spans
-from helpers.lejepa.parallel import Means, embed, embed_in_parts, move, over_processes, processes, recompute
+from helpers.lejepa.parallel import Means, embed_in_parts, move, over_processes, processes, recompute
 
 LAST_KNOT, KNOTS = 3.0, 17  # as in the paper's code; the paper's text integrates to 5
 SCALE = 20.0  # inverse temperature of the cosines, the default of MultipleNegativesRankingLoss
@@ -170,7 +170,7 @@ class LeJEPALoss(CachedLossMixin, nn.Module):
         columns = list(sentence_features)
         if self.mini_batch_size:
             return embed_in_parts(self, columns)
-        parts = [[embed(self.model, column)] for column in columns]
+        parts = [[self.model(column)["sentence_embedding"]] for column in columns]
         return self.calculate_loss(parts)
 
     def calculate_loss(self, reps, labels=None, *, with_backward=False):

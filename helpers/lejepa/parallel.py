@@ -1,4 +1,4 @@
-"""What the loss needs of a device: little padding on a CPU, parts of a batch that is too large, batches that several devices share."""
+"""What the loss needs of a device: parts of a batch that is too large, and batches that several devices share."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from helpers.machine import xla
-
-PARTS = 4  # of a column on a CPU
-TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def processes() -> int:
@@ -76,24 +73,6 @@ class Means:
             return {}
         self.totals = torch.zeros_like(self.totals)
         return {name: total / steps for name, total in zip(self.names, totals, strict=True)}
-
-
-def embed(model, column: dict) -> torch.Tensor:
-    """Embeddings [N, K] of a column. On a CPU in parts of texts of nearly equal length, so that less of them is padding."""
-    mask_NT = column.get("attention_mask")
-    if mask_NT is None or mask_NT.device.type != "cpu" or not mask_NT[:, 0].all():  # padded on the left
-        return model(column)["sentence_embedding"]
-    length_N = mask_NT.sum(1)
-    parts = length_N.argsort().chunk(PARTS)
-    embeddings = []
-    for rows in parts:
-        length = length_N[rows].max()
-        tokens = {}
-        for name in TOKENS:
-            if name in column:
-                tokens[name] = column[name][rows, :length]
-        embeddings.append(model(column | tokens)["sentence_embedding"])
-    return torch.cat(embeddings)[torch.cat(parts).argsort()]
 
 
 def embed_in_parts(loss, columns: list[dict]) -> torch.Tensor:

@@ -92,5 +92,5 @@ def recipe(examples: int, answers: int, row_tokens: float, length: int, kind: st
         sequence_length=2 * length,
         warmup_fraction=0.1,
         weight_decay=0.01,
-        compiled=None,
+        smallest=LEAST_BATCH,
     )

@@ -5,13 +5,16 @@ The trainer adds to the shared one the slices of SIGReg by the run's step, the t
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from torch import nn
@@ -22,6 +25,7 @@ from helpers.lejepa.documents import Spans
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.machine import xla
 from helpers.machine.runtime import Runtime
+from helpers.plan import settings
 from helpers.plan.settings import Plan, Recipe
 from helpers.train.arguments import training_arguments
 from helpers.train.sentence_encoder import SentenceEncoderTrainer
@@ -35,11 +39,11 @@ def fit_lengths(
 ) -> dict[str, int]:
     """The tokens at which the texts of each column of `pairs` are cut.
 
-    `longest`, but where one length a column is compiled, and each text padded to it, what 99 of 100 texts need.
+    `longest`, but on XLA, which compiles one length a column and pads each text to it, what 99 of 100 texts need.
     """
     rows = pairs(examples, views, 1, len({example.key for example in examples}), seed=0)
     lengths = dict.fromkeys(rows.column_names, longest)
-    if runtime.kind == "xla" or runtime.has_tf32:
+    if runtime.kind == "xla":
         for name, prompt in prompts(model, rows).items():
             texts = [f"{prompt or ''}{text}" for text in rows[name]]
             tokens = [len(ids) for ids in model.tokenizer(texts)["input_ids"]]
@@ -63,6 +67,30 @@ def fit_recipe(examples: list[Example], spans: Spans, length: int, kind: str) ->
     row_tokens = tokens / len(examples[:COUNTED])
     answers = len({example.key for example in examples})
     return parameters.recipe(len(examples), answers, row_tokens, length, kind)
+
+
+def make_plan(loss: nn.Module, recipe: Recipe, lengths: dict[str, int], runtime: Runtime, **by_user) -> Plan:
+    """Settings of a run whose columns are cut at `lengths`; a micro-batch is a part of a cached gradient.
+
+    by_user: as `plan` takes them. Raises as `plan` does.
+    """
+    if loss.model[0].auto_model.config.model_type.startswith("gemma3"):
+        recipe = dataclasses.replace(recipe, fp16=False)
+
+    def batch(examples: int) -> list[dict[str, torch.Tensor]]:
+        return blank_columns(lengths.values(), examples)
+
+    return settings.plan(recipe, loss, lambda loss, columns: loss(columns), batch, runtime, **by_user)
+
+
+def blank_columns(lengths: Iterable[int], examples: int) -> list[dict[str, torch.Tensor]]:
+    """Columns of texts of these lengths, as the loss takes them, whose tokens mean nothing."""
+    columns = []
+    for length in lengths:
+        mask = torch.ones(examples, length, dtype=torch.long)
+        mask[0, -1] = 0  # as where texts are padded: attention gets a mask
+        columns.append({"input_ids": torch.ones_like(mask), "attention_mask": mask})
+    return columns
 
 
 def pairs(examples: list[Example], views, steps: int, batch_size: int, seed: int) -> Dataset:

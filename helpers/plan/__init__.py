@@ -1,1 +1,1 @@
-"""Whether a run fits a machine, how long it takes and how much it costs: `python -m helpers.plan`."""
+"""The settings of a run, each with its reason, before it starts."""

@@ -1,9 +1,8 @@
-"""The settings of a run, each with its reason, from a recipe, a workload and a machine."""
+"""The settings of a run, each with its reason, from a recipe, a model and a machine."""
 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -13,15 +12,11 @@ from pydantic import PositiveFloat, PositiveInt
 from helpers.machine.runtime import Runtime
 from helpers.show import tables
 
-from .forecast import COMPILATION, COMPILED_LAUNCHES, LAUNCH, UPDATE, Memory, Work, memory, published
-from .workloads import Workload
-
-RECIPES, ASKED = "from the recipe", "set by you"
-FITS = ("yes", "unknown")  # answers that let the micro-batch grow
-# `TrainingArguments.optim` and the reason, by the kind of device, or by the optimizer that a workload asks for.
+RECIPES, BY_USER = "from the recipe", "set by you"
+# Share of a device's memory for state and activations. The rest is for the backward pass, kernels, the allocator and, on a CPU,
+# everything else on the computer: there the system ends a process, where a GPU raises an error and the trainer halves the micro-batch.
+SHARE = {"cpu": 0.4, "cuda": 0.7, "xla": 0.5}
 OPTIMIZER = {
-    "paged_adamw_8bit": ("paged_adamw_8bit", "moments in 8 bits, which move to the host where a GPU is full"),
-    "paged_adamw_8bit on cpu": ("adamw_8bit", "moments in 8 bits"),
     "cpu": ("adamw_torch", "the fused kernel is for GPUs"),
     "cuda": ("adamw_torch_fused", "one kernel for the whole update"),
     "xla": ("adamw_torch", "the fused kernel crashes on XLA"),
@@ -41,16 +36,10 @@ class Recipe:
     max_grad_norm: float = 1.0
     tpu_batch_factor: PositiveInt = 2  # a chip's matrix unit needs larger batches
     tpu_learning_rate_factor: PositiveFloat = 1.2  # goes with tpu_batch_factor
-    micro_batch_size: int = 0  # examples in a forward pass of one device; 0 = the largest that fits
-    clips_micro_batch: bool = False  # a device with fewer examples takes those; else they are refused
-    gradient_checkpointing: bool | None = (
-        None  # None: where a step is faster with the larger micro-batch that it makes room for
-    )
-    evaluated: int = 0  # examples that the run's evaluations read, all together
-    trial_seconds: float = 0.0  # of what the notebook tries before it trains
-    compiled: bool | None = (
-        False  # layers, whose inputs have few shapes; None: where that saves more time than it takes
-    )
+    micro_batch_size: int = 0  # examples in a forward pass of one device; 0: the most that fit
+    smallest: PositiveInt = 1  # examples of the smallest micro-batch
+    gradient_checkpointing: bool = False
+    fp16: bool = True  # False: activations are beyond its largest number, whatever the loss is scaled by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +58,9 @@ class Plan:
     max_grad_norm: float
     optimizer: str
     gradient_checkpointing: bool
-    dataloader_workers: int
-    pin_memory: bool
-    memory: Memory  # of one device at this micro-batch
+    dataloader_workers: int = 0  # batches are made from what is in memory; on a TPU forked workers hang
+    memory: dict[str, int]  # bytes of a device: weights, gradients, optimizer, activations
     reasons: dict[str, str] = field(default_factory=dict)
-    evaluated: int = 0  # as in Recipe
-    trial_seconds: float = 0.0
-    compiled: bool = False
 
     @property
     def micro_batch_size(self) -> int:
@@ -87,30 +72,18 @@ class Plan:
         """Examples in an optimizer step: the effective batch."""
         return self.micro_batch_size * self.gradient_accumulation_steps
 
-    @property
-    def launches(self) -> int:
-        """Operations of an optimizer step on a GPU, without compilation."""
-        return self.memory.count.launches * self.gradient_accumulation_steps + UPDATE
-
     def results(self) -> dict[str, Any]:
         """The `plan` part of results.json."""
-        return {"batch_size": self.batch_size, **asdict(self), "memory": self.memory.results()}
-
-    def on(self, runtime: Runtime) -> Runtime:
-        """The machine with the plan's precision."""
-        return replace(runtime, precision=self.precision, precision_reason=self.reasons["precision"])
+        return {"batch_size": self.batch_size, **asdict(self)}
 
     def rows(self) -> list[dict[str, str]]:
-        """What was decided, its value and the reason, for `tables.show`."""
-        span = self.memory.peak
-        worded = {
-            "per_device_batch_size": f"{self.per_device_batch_size} x {self.device_count} device(s)",
-            "memory": f"{tables.size(span.low)} to {tables.size(span.high)} a device, fits: {self.memory.fits}",
-        }
+        """What was decided, its value and the reason, and the memory of a device, for `tables.show`."""
         rows = []
         for name, reason in self.reasons.items():
-            value = worded.get(name) or tables.cell(getattr(self, name))
-            rows.append({"setting": name, "value": value, "why": reason})
+            rows.append({"setting": name, "value": tables.cell(getattr(self, name)), "why": reason})
+        for name, size in self.memory.items():
+            row = {"setting": f"memory: {name}", "value": f"{tables.size(size)}", "why": "of a device, at least"}
+            rows.append(row)
         return rows
 
 
@@ -118,80 +91,80 @@ class DoesNotFit(ValueError):
     """Not even the smallest micro-batch fits into the memory of a device."""
 
 
+def usable_memory(runtime: Runtime) -> float:
+    """Bytes of a device that state and activations may take; infinite where the memory is unknown.
+
+    Half as much where several processes train, since none of them can go back to a smaller micro-batch alone.
+    """
+    share = SHARE[runtime.kind]
+    if runtime.device_count > 1 and runtime.kind != "xla":
+        share /= 2
+    return share * (runtime.memory or math.inf)
+
+
 def plan(
     recipe: Recipe,
-    workload: Workload,
+    model,
+    loss,
+    batch,
     runtime: Runtime,
     *,
     batch_size: int = 0,
     learning_rate: float = 0.0,
     max_steps: int = 0,
-    gradient_checkpointing: bool | None = None,
+    gradient_checkpointing: bool = False,
 ) -> Plan:
     """Settings for one run.
 
     Args:
-        workload: the training step, whose memory is counted.
-        batch_size: examples in an optimizer step over all devices; 0 takes the recipe's (times its TPU factor on XLA).
-        learning_rate: 0 takes the recipe's (times its TPU factor on XLA).
-        max_steps: 0 takes as many steps as it takes to see the recipe's number of examples.
-        gradient_checkpointing: None takes the recipe's.
+        model: a module that holds every weight, of the loss too.
+        loss: a function of a copy of the model and a batch that gives a scalar, as in training. It is called on tensors without numbers.
+        batch: a function of the number of examples that gives what `loss` takes.
+        batch_size: examples in an optimizer step over all devices; 0: the recipe's (times its TPU factor on XLA).
+        learning_rate: 0: the recipe's (times its TPU factor on XLA).
+        max_steps: 0: as many steps as it takes to see the recipe's number of examples.
+        gradient_checkpointing: True, whatever the recipe has.
 
     Raises:
         ValueError: a negative value, or a batch size that the devices cannot share.
         DoesNotFit: the model is too large for a device.
     """
-    devices = runtime.device_count
-    if runtime.precision == "fp16" and workload.overflows_fp16:
-        why = f"activations of {workload.name} overflow in fp16, and {runtime.device_name} has no better precision"
+    from . import memory
+
+    devices, kind = runtime.device_count, runtime.kind
+    if runtime.precision == "fp16" and not recipe.fp16:
+        why = f"fp16 overflows in this model, and {runtime.device_name} has no bf16"
         runtime = replace(runtime, precision="fp32", precision_reason=why)
-    rate, why_rate = _choose(learning_rate, recipe.learning_rate, recipe.tpu_learning_rate_factor, runtime)
-    batch, why_batch = _choose(batch_size, recipe.batch_size, recipe.tpu_batch_factor, runtime)
-    steps, why_steps = max_steps, ASKED
+    rate, why_rate = _choose(learning_rate, recipe.learning_rate, recipe.tpu_learning_rate_factor, kind)
+    size, why_size = _choose(batch_size, recipe.batch_size, recipe.tpu_batch_factor, kind)
+    steps, why_steps = max_steps, BY_USER
     if not steps:
-        steps = max(1, round(recipe.max_steps * recipe.batch_size / batch))
+        steps = max(1, round(recipe.max_steps * recipe.batch_size / size))
         why_steps = "as many examples as in the recipe"
-    if gradient_checkpointing is None:
-        gradient_checkpointing = recipe.gradient_checkpointing
-    recipe = replace(  # which refuses negative ones
-        recipe,
-        batch_size=batch,
-        learning_rate=rate,
-        max_steps=steps,
-        gradient_checkpointing=gradient_checkpointing,
-    )
-    share = batch // devices
-    if batch % devices:
-        multiple = max(devices, share * devices)
-        raise ValueError(
-            f"batch_size={batch}: {devices} devices share it, so it must be a multiple of {devices}; try {multiple}"
-        )
-    micro, why_micro = _recipe_micro_batch(recipe, share)
-    micro, checkpointing, needed = _micro_batch(workload, runtime, share, recipe, micro)
-    size = tables.size(runtime.memory) or "unknown memory"
-    largest = "the largest that fits" if runtime.memory else f"the whole batch at once: {size}"
-    why_checkpointing = "fits without it"
-    if gradient_checkpointing is not None:
-        why_checkpointing = ASKED
-    elif checkpointing:
-        why_checkpointing = "a larger micro-batch fits with it"
-    kind, name = runtime.kind, workload.optimizer
-    optimizer, why_optimizer = OPTIMIZER.get(f"{name} on {kind}") or OPTIMIZER.get(name) or OPTIMIZER[kind]
-    compiled, why_compiled = choose_compilation(recipe, runtime, needed.count.launches * share // micro)
+    checkpointing = gradient_checkpointing or recipe.gradient_checkpointing
+    recipe = replace(recipe, batch_size=size, learning_rate=rate, max_steps=steps)  # which refuses negative ones
+    share = size // devices
+    if size % devices:
+        raise ValueError(f"batch_size={size}: {devices} devices share it, so it must be a multiple of {devices}")
+    bytes_of = memory.state(model)
+    smallest, how = recipe.smallest, (runtime.precision, checkpointing)
+    one = memory.activations(model, loss, batch(smallest), *how)
+    two = memory.activations(model, loss, batch(2 * smallest), *how)
+    example = (two - one) // smallest  # the rest are copies of the weights in half precision
+    fixed = sum(bytes_of.values()) + one - smallest * example
+    micro, why_micro = _micro_batch(recipe, runtime, share, fixed, example)
+    bytes_of["activations"] = one + (micro - smallest) * example
+    optimizer, why_optimizer = OPTIMIZER[kind]
     reasons = {
-        "batch_size": why_batch,
+        "batch_size": why_size,
         "precision": runtime.precision_reason,
         "learning_rate": why_rate,
         "max_steps": why_steps,
-        "per_device_batch_size": why_micro or largest,
-        "gradient_accumulation_steps": f"keeps {batch} examples a step",
-        "gradient_checkpointing": why_checkpointing,
-        "memory": f"{needed.peak.basis}; {runtime.device_name} has {size}",
+        "per_device_batch_size": why_micro,
+        "gradient_accumulation_steps": f"keeps {size} examples a step",
+        "gradient_checkpointing": BY_USER if gradient_checkpointing else RECIPES,
         "optimizer": why_optimizer,
     }
-    if kind == "cuda":
-        reasons["launches"] = "operations of a step, which the host starts one by one"
-        reasons["compiled"] = why_compiled
     return Plan(
         precision=runtime.precision,
         per_device_batch_size=micro,
@@ -205,118 +178,35 @@ def plan(
         max_grad_norm=recipe.max_grad_norm,
         optimizer=optimizer,
         gradient_checkpointing=checkpointing,
-        dataloader_workers=0,  # batches are made from what is in memory; on a TPU forked workers hang
-        pin_memory=runtime.kind == "cuda",
-        memory=needed,
-        evaluated=recipe.evaluated,
-        trial_seconds=recipe.trial_seconds,
-        compiled=compiled,
+        memory=bytes_of,
         reasons=reasons,
     )
 
 
-def choose_compilation(recipe: Recipe, runtime: Runtime, launches: int) -> tuple[bool, str]:
-    """Whether the layers are compiled, and why. launches: operations of a step without it.
-
-    COMPILE_LAYERS in the environment decides where the recipe leaves it open: "yes", "no" or "auto". Raises ValueError for another value.
-    """
-    setting = os.environ.get("COMPILE_LAYERS", "auto")
-    if setting not in ("auto", "yes", "no"):
-        raise ValueError(f"COMPILE_LAYERS={setting!r} in the environment: give 'auto', 'yes' or 'no'")
-    if runtime.kind == "xla":
-        return False, "XLA compiles whole steps"
-    if recipe.compiled:
-        return True, ASKED
-    if recipe.compiled is not None:
-        return False, "not for this model"
-    if setting != "auto":
-        return setting == "yes", f"{ASKED} (COMPILE_LAYERS)"
-    if not runtime.has_tf32:
-        return False, f"{runtime.device_name} is not a GPU with sm_80 or newer"
-    saved = recipe.max_steps * launches * (1 - COMPILED_LAUNCHES) * math.sqrt(math.prod(LAUNCH))
-    _, longest = COMPILATION["cuda"]
-    times = f"{recipe.max_steps} steps save about {tables.seconds(saved)} (an estimate), and compiling takes up to {tables.seconds(longest)}"
-    return saved > longest, times
-
-
-def _recipe_micro_batch(recipe: Recipe, share: int) -> tuple[int, str]:
-    """The recipe's micro-batch for a device with so many examples, or 0, and the reason. Raises ValueError if it does not divide them."""
-    size = recipe.micro_batch_size
-    if not size:
-        return 0, ""
-    if size > share and recipe.clips_micro_batch:
-        return share, f"the recipe has {size}, and a device {share}"
-    if share % size:
-        raise ValueError(
-            f"micro_batch_size={size}: a device has {share} examples, which is no multiple of it; give a divisor of {share}"
-        )
-    return size, RECIPES
-
-
-def _choose(value, recipe, factor, runtime):
+def _choose(by_user, recipe, factor, kind: str):
     """A value with its reason: the user's, or the recipe's (times its factor on a TPU)."""
-    if value:
-        return value, ASKED
-    if factor == 1 or runtime.kind != "xla":
+    if by_user:
+        return by_user, BY_USER
+    if factor == 1 or kind != "xla":
         return recipe, RECIPES
     return recipe * factor, f"recipe {recipe:g} x {factor:g} on a TPU"
 
 
-def memory_of(
-    workload: Workload, runtime: Runtime, examples: int, share: int, checkpointing: bool, *, evaluated: bool = False
-) -> Memory:
-    """Memory of one device that computes its `share` of a batch in micro-batches of `examples`.
+def _micro_batch(recipe: Recipe, runtime: Runtime, share: int, fixed: int, example: int) -> tuple[int, str]:
+    """Examples in a forward pass of a device, and why: the recipe's, or the largest divisor of `share` that fits.
 
-    evaluated: the workload's evaluation counts, too, which no micro-batch makes smaller.
+    fixed: bytes that are needed whatever the micro-batch is; example: bytes of a further example.
     """
-    from .counting import count, evaluation_peak
-
-    kind = runtime.kind
-    how = {"kind": kind, "precision": runtime.precision, "shares_keys": not runtime.is_before_ampere}
-    counted = count(workload, examples, checkpointing=checkpointing, accumulating=examples < share, **how)
-    evaluation = evaluation_peak(workload, **how) if evaluated else 0
-    return memory(counted, kind, runtime.memory, processes=runtime.device_count, evaluation=evaluation)
-
-
-def _micro_batch(
-    workload: Workload, runtime: Runtime, share: int, recipe: Recipe, size: int
-) -> tuple[int, bool, Memory]:
-    """Examples in a forward pass of one device, whether activations are recomputed, and the memory for this.
-
-    size: is taken whether it fits or not; 0: the most that fit. Where they are fewer than `share`, activations are computed again if
-    the step takes less time with the larger micro-batch that then fits: a small one takes as long as its operations take to start.
-    """
-    from .counting import transformer_of
-
-    sizes = [size]
-    if not size:
-        smallest = min(share, workload.least)
-        sizes = [number for number in range(smallest, share + 1) if share % number == 0]
-    choices = [bool(recipe.gradient_checkpointing)]
-    recomputes = getattr(transformer_of(workload.model), "supports_gradient_checkpointing", False)
-    if recipe.gradient_checkpointing is None and recomputes:
-        choices.append(True)
-    fitting = []  # (seconds of a step, examples, checkpointing)
-    for checkpointing in choices:
-        for examples in reversed(sizes):
-            needed = memory_of(workload, runtime, examples, share, checkpointing)
-            if needed.fits in FITS:
-                work = Work.of(vars(needed.count), share // examples)
-                step = published(work, runtime.accelerator, runtime.precision, False)
-                # In the middle of its interval; 0 on a machine of which no step was published.
-                seconds = math.sqrt(step.low * step.high) if step else 0.0
-                fitting.append((seconds, examples, checkpointing))
-                break
-        if examples == share and fitting:
-            break  # nothing is accumulated
-    if fitting:
-        _, examples, checkpointing = min(fitting, key=lambda way: way[0])
-    elif needed.fits == "no" and not size:
-        remedy = "use a smaller model or a shorter sequence"
-        if not checkpointing:
-            remedy += ", or gradient_checkpointing=True"
+    if recipe.micro_batch_size:
+        return min(recipe.micro_batch_size, share), RECIPES
+    sizes = [size for size in range(min(recipe.smallest, share), share + 1) if share % size == 0]
+    fits = [size for size in sizes if fixed + size * example <= usable_memory(runtime)]
+    if fits:
+        return fits[-1], "the largest that fits; halved where memory runs out"
+    examples = sizes[0]
+    if fixed + examples * example > (runtime.memory or math.inf):
         raise DoesNotFit(
-            f"{examples} example(s) in sequences of {workload.length} tokens need at least {tables.size(needed.peak.low)} and "
-            f"{runtime.device_name} has {tables.size(runtime.memory)}: {remedy}"
+            f"{runtime.device_name} has {tables.size(runtime.memory)}: weights, gradients and optimizer need {tables.size(fixed)}, and "
+            f"{examples} example(s) {tables.size(examples * example)}. Use a smaller model, shorter sequences or gradient_checkpointing=True"
         )
-    return examples, checkpointing, memory_of(workload, runtime, examples, share, checkpointing, evaluated=True)
+    return examples, "the smallest; memory is short"

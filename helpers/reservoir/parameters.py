@@ -1,4 +1,4 @@
-"""Parameters of the TinyStories notebooks."""
+"""Parameters of the TinyStories notebooks, and the recipe behind their zeros."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from typing import Any
 from pydantic import model_validator
 
 from helpers.parameters import MACHINE, NO_NETWORK, Parameters, Source, in_range, parameter
+from helpers.plan.settings import Recipe
 
 MIN_TEXTS = 20
 HUB_TEXTS = 10_000  # of a hub data set; counting reads them all, and takes most of a minute for ten times as many
 UNITS_OF_A_BLOCK = 128
 MODEL = "Model"
+TOKENS_A_STEP = 256  # drawn one by one
+LONGEST_RECIPE = 1_400  # steps: a minute of one core
+PASSES = 3  # over a small text: with twice as many the dev loss of the sample rises
+# A run is a thousand steps: 0.999 would average over most of it. Not 0.99, whose sqrt(1 - 0.99) equals 1 - 0.9 (beta1) in the
+# first step: equal numbers are one input of a graph on XLA, which would compile the second step anew.
+ADAM_BETA2 = 0.991
 
 
 class ReservoirParameters(Parameters):
@@ -68,3 +75,15 @@ class ReservoirParameters(Parameters):
                 f"units={self.units}: must be a multiple of {UNITS_OF_A_BLOCK}, the units of a block; 1024 is the default"
             )
         return self
+
+
+def recipe(train_tokens: int) -> Recipe:
+    """The recipe for a text of this many tokens: three passes, at most 1,400 steps of 256 tokens."""
+    drawn = min(LONGEST_RECIPE * TOKENS_A_STEP, PASSES * train_tokens)
+    return Recipe(
+        batch_size=TOKENS_A_STEP,
+        learning_rate=2e-3,
+        max_steps=max(1, drawn // TOKENS_A_STEP),
+        sequence_length=1,
+        weight_decay=0.1,
+    )

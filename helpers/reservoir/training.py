@@ -16,13 +16,37 @@ import numpy as np
 import torch
 from transformers import Trainer
 
+from helpers.machine.runtime import Runtime
+from helpers.plan import settings
+from helpers.plan.settings import Plan
 from helpers.train.trainer import TrainerMixin
 
 from .counts import Counts, Smoothed
+from .parameters import recipe
 
 ROWS, STRETCH = 64, 127
 EASY = 0.5  # a token with a higher P in the counts of other texts is read once in EASY_TURNS epochs, and weighs as much more
 EASY_TURNS = 4
+
+
+def make_plan(model, train_tokens: int, runtime: Runtime, **by_user) -> Plan:
+    """Settings of a run on a text of this many tokens. by_user: as `plan` takes them. Raises as `plan` does."""
+
+    def batch(examples: int) -> dict[str, torch.Tensor]:
+        return blank_batch(model.config, examples)
+
+    return settings.plan(
+        recipe(train_tokens), model, lambda model, inputs: model(**inputs).loss, batch, runtime, **by_user
+    )
+
+
+def blank_batch(config, examples: int) -> dict[str, torch.Tensor]:
+    """What a step reads of so many drawn tokens, with numbers that mean nothing."""
+    widths = {"counted": config.vocab_size, "totals": config.context_lengths, "states": config.units}
+    ids = torch.zeros(examples, dtype=torch.long)
+    inputs = {name: torch.ones(examples, width) for name, width in widths.items()}
+    windows = ids[..., None].repeat_interleave(config.window, -1)
+    return inputs | {"input_ids": ids, "labels": ids.clone(), "windows": windows}
 
 
 def begin_rows(inputs_S: np.ndarray, end: int) -> np.ndarray:

@@ -36,7 +36,7 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "tf32": runtime.has_tf32 or None,
         "use_cpu": runtime.kind == "cpu",
         "dataloader_num_workers": plan.dataloader_workers,
-        "dataloader_pin_memory": plan.pin_memory,
+        "dataloader_pin_memory": on_cuda,
         "dataloader_drop_last": True,
         "ddp_broadcast_buffers": False,  # frozen weights are buffers, and equal in all processes
         "logging_first_step": True,

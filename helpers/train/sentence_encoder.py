@@ -156,8 +156,7 @@ class SentenceEncoderTrainer(TrainerMixin, SentenceTransformerTrainer):
         model.model_card_data.local_files_only = True
         model.model_card_data.generate_widget_examples = False
         super().__init__(model=model, runtime=runtime, **kwargs)
-        is_fixed = runtime.kind == "xla" or kwargs["plan"].compiled
-        self.data_collator.preprocess_fn = preprocess_at_length(model, length, fixed=is_fixed)
+        self.data_collator.preprocess_fn = preprocess_at_length(model, length, fixed=runtime.kind == "xla")
         if isinstance(length, dict):  # by the name of a column's task
             self.data_collator.max_length = length
             self.data_collator.router_mapping = {name: name for name in length}

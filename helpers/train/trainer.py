@@ -8,7 +8,6 @@ needs beside that is done by its engine (helpers/machine/engine.py).
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import time
 from dataclasses import replace
@@ -25,7 +24,6 @@ from transformers.trainer_callback import PrinterCallback, TrainerState
 
 import helpers
 from helpers.machine import attention, ranks
-from helpers.machine.compilation import compiled_layers
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Plan
 from helpers.run import checkpoint, folder_lock
@@ -147,9 +145,7 @@ class TrainerMixin(TrainerCallback):
 
     def _train_from(self, source: Path | None, **kwargs):
         if source is None or checkpoint.step_of(source) < self.args.max_steps:
-            compiling = compiled_layers(self.transformer()) if self.plan.compiled else contextlib.nullcontext()
-            with compiling:
-                return super().train(resume_from_checkpoint=source and str(source), **kwargs)
+            return super().train(resume_from_checkpoint=source and str(source), **kwargs)
         # Stock Trainer would train one step too many.
         self._load_from_checkpoint(str(source))
         self.state = TrainerState.load_from_json(str(source / TRAINER_STATE_NAME))
@@ -314,7 +310,12 @@ class TrainerMixin(TrainerCallback):
         micro = args.per_device_train_batch_size
         effective = micro * args.gradient_accumulation_steps
         smaller = [size for size in range(devices, micro // 2 + 1, devices) if effective % size == 0]
-        if args.world_size > 1 or not smaller:
+        if args.world_size > 1 and micro > 1:
+            raise RuntimeError(
+                f"out of memory with {micro} examples in each of {args.world_size} processes, and none can go on alone. Set "
+                f"batch_size={micro // 2 * args.world_size}: each then computes {micro // 2} at a time."
+            ) from error
+        if not smaller:
             raise RuntimeError(
                 f"out of memory with {micro} examples of {self.plan.sequence_length} tokens on {self.runtime.device_name}, and no smaller "
                 f"micro-batch keeps {self.plan.batch_size} examples a step. Set a smaller batch_size, gradient_checkpointing=True "

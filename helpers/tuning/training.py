@@ -1,4 +1,4 @@
-"""The classifier, one training run of it, and its training step for the planner.
+"""The classifier, and one training run of it.
 
 Settings are fields of `TrainingArguments`, with four that are not among them: `attn_implementation` of the model, `pad_to`, the length
 that the collator pads to (without it: the longest text of a batch), `pad_to_multiple_of`, which the collator rounds that up to, and
@@ -36,14 +36,13 @@ from helpers.machine import ranks
 from helpers.machine.runtime import Runtime
 from helpers.parameters import SAMPLE, source_path
 from helpers.plan import settings as planner
-from helpers.plan.settings import FITS, Plan, Recipe
-from helpers.plan.workloads import Asked, Workload
+from helpers.plan.settings import Plan
 from helpers.train.arguments import training_arguments
 from helpers.train.trainer import TrainerMixin
 
 from .data import LabelledTexts
 from .evaluation import Trial
-from .parameters import NOTEBOOK, TuningParameters, learning_rate, recipe
+from .parameters import TuningParameters, learning_rate, recipe
 from .sample import sample_classifier
 
 IGNORED = -100  # label of a row that only fills a batch: no loss counts it
@@ -54,9 +53,7 @@ BATCH, RATE = "per_device_train_batch_size", "learning_rate"
 SAMPLING, GROUPED = "train_sampling_strategy", "group_by_length"
 PLANNED = (BATCH, RATE, "bf16", "fp16", "tf32", "gradient_checkpointing")  # through the plan
 PROCESSOR, WALL = "processor time", "wall time"
-ROWS, LABELS = 16_000, 6  # of dair-ai/emotion, the notebook's default
 BUSY = 0.7  # utilisation below which the device waits
-EVALUATIONS = 4  # of a run
 
 
 # ---- the model
@@ -131,11 +128,6 @@ class Task:
             settings |= {BATCH: batch, "optim": "adamw_torch", "pad_to": min(self.params.max_length, longest)}
         return settings
 
-    @functools.cached_property
-    def step(self) -> Workload:
-        length = self.start.get("pad_to", self.params.max_length)
-        return workload(self.model, self.params.base_model, length)
-
     def rows(self, split: str, settings: Settings | None = None) -> list[dict]:
         """The texts of "train", "validation" or "test" as token ids, cut to what the settings pad to or `max_length`, not padded."""
         return self._encoded(split, (settings or {}).get("pad_to") or self.params.max_length)
@@ -177,21 +169,23 @@ class Task:
         stock = recipe(len(self.texts.train), self.start[BATCH] * devices, params.max_length, params.max_steps)
         longer = dataclasses.replace(stock, max_steps=stock.max_steps * settings.get(EXAMPLES, 1))
         precision = next((half for half in ("bf16", "fp16") if settings.get(half)), "fp32")
-        planned = planner.plan(
-            dataclasses.replace(longer, micro_batch_size=size),
-            self.step,
+        length = settings.get("pad_to", params.max_length)
+        return planner.plan(
+            dataclasses.replace(longer, micro_batch_size=size, sequence_length=length),
+            self.model,
+            lambda model, batch: model(**batch).loss,
+            lambda examples: blank_batch(length, examples),
             dataclasses.replace(self.runtime, precision=precision),
             batch_size=size * devices,
             learning_rate=settings[RATE],
             max_steps=steps,
             gradient_checkpointing=settings.get("gradient_checkpointing", False),
         )
-        length = settings.get("pad_to", params.max_length)
-        return dataclasses.replace(planned, precision=precision, sequence_length=length)
 
     def too_large(self, settings: Settings) -> bool:
-        """Whether a CPU's memory may not suffice, by counting: the system would end the process, where a GPU raises an error."""
-        return self.runtime.kind == "cpu" and self.plan(settings).memory.fits not in FITS
+        """Whether a CPU's memory may not suffice: the system would end the process, where a GPU raises an error."""
+        needed = sum(self.plan(settings).memory.values())
+        return self.runtime.kind == "cpu" and needed > planner.usable_memory(self.runtime)
 
 
 # ---- a run
@@ -383,49 +377,9 @@ class Utilisation(TrainerCallback):
         )
 
 
-# ---- the planner
-
-
-def workload(model, name: str, length: int) -> Workload:
-    """The step of a transformers model for sequence classification, padded to `length` tokens."""
-
-    def batch(examples: int, length: int) -> dict[str, Any]:
-        ids = torch.randint(5, model.config.vocab_size, (examples, length))
-        mask = torch.ones_like(ids)
-        mask[0, -1] = 0  # as where texts are padded: attention gets a mask
-        return {"input_ids": ids, "attention_mask": mask, "labels": torch.zeros(examples, dtype=torch.long)}
-
-    def loss(model, batch):
-        return model(**batch).loss
-
-    return Workload(notebook=NOTEBOOK, name=name, model=model, batch=batch, loss=loss, length=length)
-
-
-def planned(asked: Asked, machine: Runtime) -> tuple[Recipe, Workload]:
-    """Recipe and training step of a run, for the planner; its model is on the device "meta" and takes no memory.
-
-    asked: `model` is a hub id or a path, `examples` are rows, `length` is in tokens.
-    """
-    default = TuningParameters.defaults()
-    name, length = asked.model or default.base_model, asked.length or default.max_length
-    # What XLA makes of attention is what it makes of products and a softmax that are written out.
-    attention = "eager" if machine.kind == "xla" else "sdpa"
-    rows = asked.examples or ROWS
-    evaluated = EVALUATIONS * rows // 10  # a tenth of the rows is held out
-    settings = recipe(rows, 8, length)
-    settings = dataclasses.replace(settings, evaluated=evaluated, trial_seconds=60 * default.tuning_minutes)
-    return settings, _step(name, length, attention)
-
-
-@functools.lru_cache(maxsize=4)
-def _step(name: str, length: int, attention: str) -> Workload:
-    from transformers import AutoConfig, BertConfig
-
-    if name == TuningParameters.defaults().base_model:
-        config = BertConfig()  # whose values are those of bert-base-uncased
-    else:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    config.num_labels = LABELS
-    with torch.device("meta"):
-        model = AutoModelForSequenceClassification.from_config(config, attn_implementation=attention)
-    return workload(model, name, length)
+def blank_batch(length: int, examples: int) -> dict[str, torch.Tensor]:
+    """A batch of texts of so many tokens, which mean nothing."""
+    mask = torch.ones(examples, length, dtype=torch.long)
+    mask[0, -1] = 0  # as where texts are padded: attention gets a mask
+    labels = torch.zeros(examples, dtype=torch.long)
+    return {"input_ids": torch.ones_like(mask), "attention_mask": mask, "labels": labels}

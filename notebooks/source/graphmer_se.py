@@ -143,7 +143,6 @@ from helpers.graphmer import search_training
 from helpers.graphmer.graph.repository import folder_of
 from helpers.graphmer.pairs import hold_out, in_batches, installed_packages, pairs
 from helpers.graphmer.search import CODE_TOKENS
-from helpers.plan import settings as planner
 from helpers.train.sentence_encoder import load_sentence_encoder
 
 everything = pairs([folder_of(data_source), *installed_packages()], seed=params.seed)
@@ -158,7 +157,7 @@ encoder = load_sentence_encoder(
 )
 search_training.freeze_lower_half(encoder)
 recipe = search_training.search_recipe(params.search_steps)
-search_plan = planner.plan(recipe, search_training.search_workload(encoder), machine)
+search_plan = search_training.search_plan(encoder, recipe, machine)
 if machine.kind in ("cuda", "xla"):
     encoder = encoder.to(machine.device)
 start = {split: search_training.rank_questions(encoder, getattr(parts, split)) for split in ("dev", "test")}
@@ -305,21 +304,17 @@ tables.show(leaves[:8])
 # %% [markdown]
 # ## Its plan, and what costs nothing
 #
-# The plan says what will run and why, and how much time and memory to expect. For each held-out triple the right tail has to be found among
+# The plan says what will run and why, and the memory that it needs at least. For each held-out triple the right tail has to be found among
 # all entities that the relation admits. **Words**: BM25 of the tails' names with the head's source as the question. (The resolver, which
 # made these triples from the sources, answers all of them: its reciprocal rank is 1.)
 
 # %%
 from helpers.graphmer import evaluation
 from helpers.graphmer.training import make_plan, new_model
-from helpers.graphmer.workload import workload
-from helpers.plan import forecast as forecasts
 
 model = new_model(configuration, corpus)
 plan = make_plan(configuration, model, corpus, machine)
-forecast = forecasts.forecast_run(workload(configuration, model), plan, machine)
 tables.show(plan.rows(), f"{model.num_parameters():,} weights; terms of the loss: {', '.join(model.config.weights())}")
-tables.show(forecast.rows())
 questions = evaluation.draw_triples(corpus, configuration.evaluation.max_triples)
 words = evaluation.rank_tails(evaluation.score_words(corpus), corpus, questions)
 link_ranks = {"resolver": [1.0] * len(questions), "words": words}
@@ -369,7 +364,6 @@ say_changed(params, globals())
 results_file = run.results(
     machine,
     **trainer.results(),
-    forecast=forecast.results(),
     data=data | {"train_examples": len(corpus.train), "eval_examples": len(corpus.validation), "triples": triples},
     model={"weights": model.num_parameters(), "configuration": configuration.model_dump()},
     eval={"after": evaluations | {"links": links}},

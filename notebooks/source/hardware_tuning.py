@@ -229,13 +229,10 @@ print(f"settings that are used: {'the stock ones' if settings == task.start else
 # change.
 
 # %%
-from helpers.plan.forecast import forecast_run
 from helpers.tuning.training import ClassifierTrainer, Utilisation, clock, trial_folder
 
 folder = trial_folder(task, run.path, settings, params.seed) if raced.is_whole else run.path / f"trained-{params.seed}"
 trainer = ClassifierTrainer(task, settings, folder, seed=params.seed)
-forecast = forecast_run(task.step, trainer.plan, machine)
-tables.show(forecast.rows())
 watch = Utilisation(machine)
 trainer.add_callback(watch)
 say_changed(params, globals())
@@ -320,7 +317,6 @@ results_file = run.results(
     clock=clock(machine),
     race=raced,
     f1_over_stock=f1,
-    forecast=forecast.results(),
     data=texts.results(),
     model={"base_model": params.base_model, "trainable": trained},
     settings={"start": task.start, "tuned": settings},
@@ -335,7 +331,6 @@ print(results_file)
 #
 # - **Your own texts**: set `data_source` to a `.csv` with `text` and `label`.
 # - **Use the model elsewhere**: `pipeline("text-classification", "<output_dir>/model")`.
-# - **Another notebook, on this machine**: `python -m helpers.plan NOTEBOOK --measured <output_dir>/results.json` rests its time on this run.
 # - **Out of memory**: shorten `max_length` first, then lower the batch; `training_args.json` takes `gradient_checkpointing`, too, which costs
 #   time and gives memory.
 # - **Another device**: change `use_tpu` alone, restart the kernel, Run all, and lay the two tables side by side.

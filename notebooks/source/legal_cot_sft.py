@@ -154,7 +154,7 @@ print("--- read", tokenizer.decode(read), "--- learned", tokenizer.decode(learne
 # %% [markdown]
 # ## Plan, and the trainer
 #
-# The tables say what will run and why, and how much time and memory to expect. Memory is counted on tensors without
+# The table says what will run and why, and the memory that it needs at least. Activations are counted on tensors without
 # values. `sft_config` fills TRL's `SFTConfig` from the plan; any other field can be given by name.
 #
 # Last, the trainer's loss of two records that share a block is computed once more by hand, one record after the other. The two
@@ -164,18 +164,11 @@ print("--- read", tokenizer.decode(read), "--- learned", tokenizer.decode(learne
 # In every process: plan and trainer
 import torch
 
+from helpers.legal.launch import make_plan
 from helpers.legal.training import LegalTrainer, sft_config
-from helpers.legal.workload import plan_of
-from helpers.plan import forecast as forecasts
 
-plan, step, block = plan_of(model, rows, records, length, params, machine)
+plan, block = make_plan(model, rows, length, params, machine)
 tables.show(plan.rows())
-forecast = forecasts.forecast_run(step, plan, machine)
-tables.show(forecast.rows())
-if machine.kind == "xla":
-    print(
-        "the chips write the answers; of records that are labels alone, the host's CPU gives the likelihood. Neither is in the forecast"
-    )
 arguments = sft_config(plan, machine, run.path, length=block, **params.logged())
 trainer = LegalTrainer(
     model=model,
@@ -230,14 +223,13 @@ print(before["samples"][0]["text"])
 
 # %%
 # In every process: training
-from helpers.legal.workload import measured, train
+from helpers.legal.launch import measured, train
 
 say_changed(params, globals())
 run.note(examples_a_step=plan.batch_size)
 train(trainer, params)
 cost = measured(trainer)
 tables.show(trainer.meter.rows(cost["train"], cost.get("xla")))
-tables.show(forecast.compared(cost["train"]))
 
 # %% [markdown]
 # ## Is it any good?
@@ -266,7 +258,6 @@ figure.savefig(run.path / "figures" / "answers.png", dpi=120)
 say_changed(params, globals())
 results = dict(
     **measured(trainer),
-    forecast=forecast.results(),
     data=records.provenance
     | {f"{name}_examples": len(each) for name, each in records.splits.items()}
     | {"block": block},

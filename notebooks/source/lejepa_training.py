@@ -208,16 +208,13 @@ if dev in measured:
 # ## Model and plan
 #
 # LeJEPA starts from the stock model and puts a linear head behind it, which begins as the principal axes of the embeddings. So at the start
-# both rank alike, as far as `output_dim` allows. The first table says what will run and why, the second how much time and memory to expect.
+# both rank alike, as far as `output_dim` allows. The table says what will run and why, and the memory that it needs at least.
 
 # %%
 import dataclasses
 
 from helpers.lejepa.model import GaussianEmbeddingGemma, principal_head
-from helpers.lejepa.training import fit_lengths, fit_recipe
-from helpers.lejepa.workload import workload
-from helpers.plan import forecast as forecasts
-from helpers.plan import settings
+from helpers.lejepa.training import fit_lengths, fit_recipe, make_plan
 
 weight_KD = principal_head(stock_NK, params.output_dim)
 model = GaussianEmbeddingGemma(backbone, weight_KD)
@@ -225,28 +222,18 @@ weights = {"sigreg_weight": params.sigreg_weight, "contrastive_weight": params.c
 loss = LeJEPALoss(model, **weights, seed=params.seed)
 lengths = fit_lengths(model, collection.training, views, params.train_length, machine)
 print("tokens that are read in training:", ", ".join(f"{name} {length}" for name, length in lengths.items()))
-step = workload(loss, base_model, [*lengths.values()])
 recipe = fit_recipe(collection.training, spans, params.train_length, machine.kind)
-passages = len(texts) * model.max_seq_length // sum(lengths.values())  # the trained model embeds them, too
-plan = settings.plan(
-    dataclasses.replace(recipe, evaluated=passages),
-    step,
-    machine,
-    batch_size=params.batch_size,
-    learning_rate=params.learning_rate,
-    max_steps=params.max_steps,
-)
-machine = plan.on(machine)
-forecast = forecasts.forecast_run(step, plan, machine)
+chosen = {"batch_size": params.batch_size, "learning_rate": params.learning_rate, "max_steps": params.max_steps}
+plan = make_plan(loss, recipe, lengths, machine, **chosen)
+machine = dataclasses.replace(machine, precision=plan.precision)
 tables.show(plan.rows())
-tables.show(forecast.rows())
 
 # %% [markdown]
 # ## Train
 #
 # The rows are plain pairs of texts. No answer is twice in a batch, since it would be its own negative. `trainer.state.log_history` has
 # each term of the loss, with its weight.
-# The last two tables show what the run cost, measured: `mfu` is the share of the named datasheet peak that was used. On a TPU
+# The last table shows what the run cost, measured: `mfu` is the share of the named datasheet peak that was used. On a TPU
 # `compiles` stays below twenty, however many steps there are: more means that shapes change.
 
 # %%
@@ -260,7 +247,6 @@ run.note(examples_a_step=plan.batch_size)
 trainer.train(resume_from_checkpoint=params.resume)
 cost = trainer.results()
 tables.show(trainer.meter.rows(cost["train"], cost.get("xla")))
-tables.show(forecast.compared(cost["train"]))
 
 # %% [markdown]
 # ## Is it any good?
@@ -322,7 +308,6 @@ say_changed(params, globals())
 results_file = run.results(
     machine,
     **trainer.results(),
-    forecast=forecast.results(),
     data={**collection.provenance, "kind": collection.kind, "split": collection.split, **counts},
     model={"base_model": base_model, "output_dim": model.get_embedding_dimension()},
     eval={

@@ -92,8 +92,7 @@ assert report["parts"], "nothing ran: see the lines above"
 # %% [markdown]
 # ## The rows
 #
-# *forecast* and *planned* were made before each run, so they show how good the planner is on this machine. MFU is the share of the
-# datasheet's peak that was used.
+# MFU is the share of the datasheet's peak that was used.
 
 # %%
 import importlib.util

@@ -114,13 +114,11 @@ print([tokenizer.decode(int(token)) for token in train[:24]])
 
 # %%
 run.use_method()
-from helpers.plan import forecast as forecasts
-from helpers.plan import settings as planner
 from helpers.reservoir.counts import Counts
 from helpers.reservoir.data import cooccurrence_codes
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
-from helpers.reservoir.training import DrawnTokens, LanguageModelTrainer
-from helpers.reservoir.workload import ADAM_BETA2, recipe, workload
+from helpers.reservoir.parameters import ADAM_BETA2
+from helpers.reservoir.training import DrawnTokens, LanguageModelTrainer, make_plan
 from helpers.train.arguments import training_arguments
 
 config = ReservoirConfig(
@@ -139,11 +137,9 @@ model.counts = counts = Counts.fit(train, len(tokenizer), end)
 frozen = sum(tensor.numel() for tensor in model.memory.buffers())
 print(f"{model.num_parameters():,} weights are trained, {frozen:,} stay as they were drawn")
 
-asked = {"batch_size": params.batch_size, "learning_rate": params.learning_rate, "max_steps": params.max_steps}
-plan = planner.plan(recipe(len(train)), workload(model, 1), machine, **asked)
+chosen = {"batch_size": params.batch_size, "learning_rate": params.learning_rate, "max_steps": params.max_steps}
+plan = make_plan(model, len(train), machine, **chosen)
 tables.show(plan.rows())
-forecast = forecasts.forecast_run(workload(model, 1), plan, machine)
-tables.show(forecast.rows())
 READ_DEV = 12_000  # tokens of dev that choose the best checkpoint
 drawn = {"multiple_of": plan.batch_size, "seed": params.seed}
 trainer = LanguageModelTrainer(
@@ -168,7 +164,6 @@ trainer = LanguageModelTrainer(
     processing_class=tokenizer,
     plan=plan,
     runtime=machine,
-    flops_per_token=plan.memory.count.flops / plan.per_device_batch_size,
     max_hours=params.max_hours,
 )
 waited, used = time.perf_counter() - begun, time.process_time()
@@ -267,7 +262,6 @@ say_changed(params, globals())
 results_file = run.results(
     machine,
     **trainer.results(),
-    forecast=forecast.results(),
     data={
         **texts.provenance,
         "train_examples": len(texts.train),

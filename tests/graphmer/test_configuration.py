@@ -7,9 +7,9 @@ from helpers.graphmer.chains import LeafyChains
 from helpers.graphmer.configuration import FIXED, PROFILES, override, paths, read_configuration
 from helpers.graphmer.graph.repository import load_graph
 from helpers.graphmer.parameters import GraphParameters
-from helpers.graphmer.training import load_corpus
-from helpers.graphmer.workload import run_recipe
+from helpers.graphmer.training import load_corpus, run_recipe
 from helpers.machine.runtime import detect
+from tests.workloads import cpu_by_hand
 
 from .batches import weight_count
 
@@ -62,7 +62,6 @@ BASE = override(
 OTHER = {  # what a key is changed to where twice its value, or the other truth, cannot be
     "run.mixed_precision": "bf16",
     "hardware.device": "cpu",
-    "hardware.compile_layers": True,
     "hardware.tpu_cores": {"hardware.tpu_cores": 8, "hardware.device": "tpu", "hardware.num_workers": 0},
     "model.dropout": 0.3,
     "model.decay_base": 0.3,
@@ -100,7 +99,7 @@ def effects(of: configuration.Configuration) -> list:
     return [
         of.graphmer_config(8192, 30).to_dict(),
         of.stages(),
-        run_recipe(of, 1000, 8 if of.hardware.tpu_cores else 1),
+        run_recipe(of, 1000, cpu_by_hand(devices=8 if of.hardware.tpu_cores else 1)),
     ]
 
 

@@ -8,13 +8,13 @@ from helpers.graphmer.configuration import override, read_configuration
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, read_ontology
 from helpers.graphmer.graph.repository import load_graph
 from helpers.graphmer.parameters import GraphParameters
-from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer
-from helpers.graphmer.workload import planned
+from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer, run_recipe
 from helpers.machine import runtime
-from helpers.plan.machines import machine, runtime_of
-from helpers.plan.workloads import Asked
 from helpers.show.intervals import bootstrap
 from tests.graph_run import SMALL
+from tests.workloads import machine_by_hand
+
+GIB = 2**30
 
 pytestmark = pytest.mark.once
 
@@ -70,7 +70,7 @@ def test_the_verdict_has_the_difference_of_means_and_an_interval_over_groups():
 
 
 def test_a_device_that_is_not_there_is_refused():
-    cpu, tpu = runtime.detect(False, precision="fp32"), runtime_of(machine("v5e-1"))
+    cpu, tpu = runtime.detect(False, precision="fp32"), machine_by_hand("xla", "TPU v5e")
     for where, changes, message in (
         (cpu, "hardware.device=cuda", r"hardware.device='cuda': this run is on .*choose that runtime"),
         (cpu, "hardware.tpu_cores=8", "hardware.tpu_cores=8: the machine has 1"),
@@ -86,12 +86,28 @@ def test_the_batch_is_micro_batch_by_accumulation_by_devices():
 
 
 def test_a_configuration_that_is_named_keeps_its_micro_batch_whatever_a_card_has_room_for():
-    card = runtime_of(machine("H100"))
-    for config, micro_batch in (("rtx3050", 16), ("", 0)):
-        recipe, _ = planned(Asked(model=config), card)
+    card = machine_by_hand("cuda", "NVIDIA A100-SXM4-40GB", memory=40 * GIB)
+    for config, micro_batch in (("rtx3050", 16), ("auto", 0)):
+        configuration = GraphParameters(base_model="sample", config=config).configuration(card)
+        recipe = run_recipe(configuration, 1000, card)
         assert (recipe.batch_size, recipe.micro_batch_size) == (32, micro_batch)
     params = GraphParameters(base_model="sample", batch_size=20)
     assert params.configuration(card).batch_size(1) == 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "memory", "again"),
+    [
+        ("cuda", "Tesla T4", 15 * GIB, True),
+        ("cuda", "NVIDIA GeForce RTX 3050", 8 * GIB, True),
+        ("cuda", "NVIDIA A100-SXM4-40GB", 40 * GIB, False),
+        ("xla", "TPU v5e", 16 * GIB, False),
+    ],
+)
+def test_layers_are_computed_again_on_a_gpu_of_up_to_16_gb(kind, name, memory, again):
+    there = machine_by_hand(kind, name, memory=memory)
+    configuration = GraphParameters(base_model="sample").configuration(there)
+    assert run_recipe(configuration, 1000, there).gradient_checkpointing is again
 
 
 def test_keys_of_the_optimizer_reach_the_trainer(corpus, tmp_path):

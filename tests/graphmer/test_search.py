@@ -176,14 +176,13 @@ from transformers import TrainerCallback
 from helpers.graphmer import search_training as training
 from helpers.graphmer.pairs import in_batches, pairs
 from helpers.machine import runtime
-from helpers.plan import settings
 from helpers.train.sentence_encoder import load_sentence_encoder
 torch.set_num_threads(1)
 rows = pairs([sys.argv[1]])
 model = load_sentence_encoder("sample", texts=rows["code"], max_seq_length=64)
 training.freeze_lower_half(model)
 machine = runtime.detect(False, "fp32")
-plan = settings.plan(training.search_recipe(4), training.search_workload(model), machine, batch_size=8, max_steps=4)
+plan = training.search_plan(model, training.search_recipe(4), machine, batch_size=8, max_steps=4)
 batches = in_batches(rows, batch_size=8, steps=4, seed=0)
 loss = MultipleNegativesRankingLoss(model)
 trainer = training.new_search_trainer(model, batches, batches.select(range(8)), loss, plan, machine, sys.argv[2], seed=0)

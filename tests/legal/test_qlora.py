@@ -8,11 +8,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from helpers.legal.export import export
+from helpers.legal.launch import blank_blocks, step_loss
 from helpers.legal.model import load_model
 from helpers.legal.parameters import LegalParameters
 from helpers.legal.training import ChatTemplate
-from helpers.legal.workload import workload
-from helpers.plan.counting import count
+from helpers.plan.memory import activations, state
 from tests.harness import assert_killed_run_ends_as, result
 from tests.workloads import cpu_by_hand
 
@@ -83,14 +83,13 @@ def test_the_export_is_the_adapter_and_reads_back_to_the_same_logits(tmp_path):
 
 
 @needs_bitsandbytes
-def test_the_counted_bytes_are_those_of_the_loaded_weights():
-    model, _ = loaded("bf16", method="qlora")
-    found = count(workload(model, "sample", 128, "qlora"), 1, kind="cpu", precision="bf16")
-    states = [p.quant_state for p in model.parameters() if hasattr(p, "quant_state")]
-    scales = sum(s.absmax.nbytes + s.state2.absmax.nbytes for s in states)
-    there = sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers()) + scales
-    assert found.weights == pytest.approx(there, rel=0.02)
-    assert found.parameters == model.num_parameters()
+def test_the_plans_memory_is_that_of_four_bits_and_its_activations_those_of_sixteen():
+    four, sixteen = (loaded("bf16", method=method)[0] for method in ("qlora", "lora"))
+    packed = sum(weight.nbytes for weight in four.parameters() if hasattr(weight, "quant_state"))
+    weights = [state(model)["weights"] for model in (four, sixteen)]
+    assert weights[1] - weights[0] == 3 * packed > 0
+    saved = [activations(model, step_loss, blank_blocks(128, 2), "bf16", False) for model in (four, sixteen)]
+    assert saved[0] == saved[1]
 
 
 def test_a_tpu_refuses_with_the_remedy():

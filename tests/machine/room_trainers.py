@@ -18,8 +18,6 @@ DEFAULTS = {
     "kill_step": 0,  # kill -9 inside this step
     "overflows": [],  # steps with an infinite gradient
     "exhausted": [],  # where memory runs out, once each: "backward", "update"
-    "backend": "",  # that compiles the layers; "": none
-    "counted": False,  # tells the operations of each step's forward and backward pass, and those that the planner counts of it
 }
 BATCH, LENGTH = 8, 16
 EVERY = 2  # steps between two checkpoints and evaluations
@@ -27,7 +25,7 @@ EVERY = 2  # steps between two checkpoints and evaluations
 
 def changes_of_plan(machine, options: dict) -> dict:
     optimizer = "adamw_torch_fused" if machine.kind == "cuda" else "adamw_torch"
-    return {"optimizer": optimizer, "compiled": bool(options["backend"])}
+    return {"optimizer": optimizer}
 
 
 def short(options: dict) -> dict:
@@ -60,12 +58,8 @@ def reservoir(machine, folder: Path, options: dict):
 
 
 def lejepa(machine, folder: Path, options: dict):
-    from helpers.lejepa import loss
     from tests import lejepa_run
 
-    if options["backend"] or options["counted"]:
-        # As on a card, where the batch stays as it is padded; a CPU sorts its texts by length.
-        loss.embed = lambda model, column: model(column)["sentence_embedding"]
     given = lejepa_run.DEFAULTS | short(options) | {"length": LENGTH}
     return lejepa_run.trainer_of(machine, folder, given, **changes_of_plan(machine, options))
 
@@ -136,62 +130,6 @@ def disturb(trainer, options: dict) -> None:
     driver.watch(trainer, options["kill_step"])
 
 
-def graph_counter(graphs: list[tuple[str, int, int]]):
-    """A callback that notes how many graphs there are after each step and each evaluation, and how many breaks within."""
-    import transformers
-    from torch._dynamo.utils import counters
-
-    class Graphs(transformers.TrainerCallback):
-        def note(self, phase: str) -> None:
-            graphs.append((phase, counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())))
-
-        def on_step_end(self, args, state, control, **kwargs):
-            self.note("step")
-
-        def on_evaluate(self, args, state, control, **kwargs):
-            self.note("evaluation")
-
-    return Graphs()
-
-
-def planned_launches(trainer, room: str) -> int:
-    """What the planner counts of the step that a trainer takes."""
-    from helpers.graphmer.configuration import override, read_configuration
-    from helpers.graphmer.workload import workload as graphmer
-    from helpers.legal.workload import workload as legal
-    from helpers.lejepa.workload import workload as lejepa
-    from helpers.plan.counting import count
-    from helpers.reservoir.workload import workload as reservoir
-    from tests.graph_run import SMALL
-
-    plan, model = trainer.plan, trainer.model
-    steps = {
-        "reservoir": lambda: reservoir(model, plan.sequence_length),
-        "lejepa": lambda: lejepa(trainer.loss, "small", (plan.sequence_length, plan.sequence_length)),
-        "legal": lambda: legal(model, "small", plan.sequence_length, "lora"),
-        "graphmer": lambda: graphmer(override(read_configuration("rtx3050"), SMALL), model),
-        "tuning": lambda: trainer.task.step,
-    }
-    workload = steps[room]()
-    return count(workload, plan.per_device_batch_size, kind="cpu", precision=plan.precision).launches
-
-
-def count_steps(trainer) -> list[int]:
-    """The list to which each `training_step` adds how many operations that are no view it has started."""
-    from tests.workloads import Launches
-
-    step, counts = trainer.training_step, []
-
-    def counted(*args, **kwargs):
-        with Launches() as launches:
-            loss = step(*args, **kwargs)
-        counts.append(launches.count)
-        return loss
-
-    trainer.training_step = counted
-    return counts
-
-
 def forward(trainer) -> dict:
     """The loss of a batch of the trainer's loader and what evaluation makes of the model; devices of all that was met."""
     import torch
@@ -232,12 +170,10 @@ def main(output_dir: str, options: dict) -> dict:
         pretend(options["card"], fake=options["fake"])
     import torch
 
-    from helpers.machine import compilation, runtime
+    from helpers.machine import runtime
 
     torch.set_num_threads(1)
     machine = runtime.detect(False, precision=options["precision"])
-    if options["backend"] not in ("", compilation.BACKEND["backend"]):
-        compilation.BACKEND = {"backend": options["backend"]}
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     trainer = ROOMS[options["room"]](machine, Path(output_dir), options)
     if options["stray"]:
@@ -245,15 +181,9 @@ def main(output_dir: str, options: dict) -> dict:
     if options["fake"]:
         return forward(trainer)
     disturb(trainer, options)
-    launches = planned_launches(trainer, options["room"]) if options["counted"] else 0
-    counts = count_steps(trainer) if options["counted"] else []
-    graphs = []
-    trainer.add_callback(graph_counter(graphs))
     trainer.train()
     return {
         **trainer.results(),
-        "graphs": graphs,
-        "launches": {"planned": launches, "steps": counts},
         "names": sorted(trainer.model.state_dict()),
         "device": str(trainer.args.device),
         "losses": driver.logged(trainer, "loss"),

@@ -15,10 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import torch
 
-from helpers.plan.machines import machine, runtime_of
 from helpers.plan.settings import DoesNotFit
-from helpers.plan.workloads import Asked, Workload, room
-from tests.workloads import stack
+from tests.workloads import Stack, stack_batch, stack_loss
 
 tpu = importlib.import_module("tpu_step")
 described = importlib.import_module("tpu_compiler").described
@@ -26,23 +24,25 @@ LENGTH, EXAMPLES = 128, 8  # of a chip
 SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 2}
 
 
-def steps(folder: Path) -> dict[str, tuple[str, Asked]]:
-    """(notebook, what is asked of it) by a name."""
+def steps(folder: Path) -> dict[str, tuple[str, dict]]:
+    """(notebook, options of `notebook_step`) by a name."""
     from transformers import BertConfig, Qwen2Config
 
     Qwen2Config(vocab_size=2000, num_key_value_heads=1, **SMALL).save_pretrained(folder / "qwen")
     BertConfig(vocab_size=2000, **SMALL).save_pretrained(folder / "bert")
+    bert = {"model": str(folder / "bert"), "length": LENGTH}
     return {
-        "reservoir": ("tinystories_reservoir", Asked(model="384")),
-        "lejepa": ("lejepa_training", Asked(model=str(folder / "bert"), length=LENGTH)),
-        "legal": ("legal_cot_sft", Asked(model=str(folder / "qwen"), length=LENGTH)),
-        "tuning": ("hardware_tuning", Asked(model=str(folder / "bert"), length=LENGTH)),
+        "reservoir": ("tinystories_reservoir", {"model": "384"}),
+        "lejepa": ("lejepa_training", bert),
+        "legal": ("legal_cot_sft", {"model": str(folder / "qwen"), "length": LENGTH}),
+        "tuning": ("hardware_tuning", bert),
+        "tuning in fp32": ("hardware_tuning", bert),
     }
 
 
-def compiled(step: Workload, hardware: str, **how) -> dict:
+def compiled(step, hardware: str, **how) -> dict:
     """What the compiler says of it, and beside it: bytes of weights and moments, and of random numbers."""
-    chips = machine(hardware).count
+    chips = tpu.runtime_of(hardware).device_count
     traced = tpu.trace(step, EXAMPLES * chips, chips=chips, **how)
     found = tpu.compile_step(traced, hardware)
     return described(found) | {
@@ -52,45 +52,41 @@ def compiled(step: Workload, hardware: str, **how) -> dict:
     }
 
 
-def gathering() -> Workload:
+def stack():
+    return tpu.Step(model=Stack(2), batch=stack_batch, loss=stack_loss, length=16)
+
+
+def gathering():
     """A step whose loss needs every example of the batch on every chip, wide as a model."""
-    step = stack(2)
 
     def loss(model, ids):
         states = model(ids).flatten(1)
-        return (states @ states.T).exp().mean() + step.loss(model, ids)
+        return (states @ states.T).exp().mean() + stack_loss(model, ids)
 
-    return replace(step, loss=loss)
+    return replace(stack(), loss=loss)
 
 
-def huge() -> Workload:
+def huge():
     """A step whose weights and moments alone are more than a chip holds."""
     with torch.device("meta"):
-        return stack(1, width=40_000)
+        return replace(stack(), model=Stack(1, width=40_000))
 
 
 def main(folder: Path, hardware: str, names: list[str]) -> None:
     tpu.begin()
-    runtime = runtime_of(machine(hardware))
-    own = {"stack": lambda: stack(2), "gathering": gathering, "huge": huge}
-    for name, make in own.items():
-        if name in names:
-            _say(name, make(), hardware)
-    for name, (notebook, asked) in steps(folder).items():
-        if name in names:
-            _, step = room(notebook).planned(asked, runtime)
-            _say(name, step, hardware)
-    if "tuning in fp32" in names:
-        notebook, asked = steps(folder)["tuning"]
-        _say("tuning in fp32", room(notebook).planned(asked, runtime)[1], hardware, precision="fp32")
-
-
-def _say(name: str, step: Workload, hardware: str, **how) -> None:
-    try:
-        found = compiled(step, hardware, **how)
-    except DoesNotFit as error:
-        found = {"problem": str(error)}
-    print("STEP " + json.dumps({"step": name, **found}), flush=True)
+    runtime, notebooks = tpu.runtime_of(hardware), steps(folder)
+    for name in names:
+        if name in notebooks:
+            notebook, options = notebooks[name]
+            _, step = tpu.notebook_step(notebook, runtime, **options)
+        else:
+            step = {"stack": stack, "gathering": gathering, "huge": huge}[name]()
+        precision = "fp32" if name == "tuning in fp32" else "bf16"
+        try:
+            found = compiled(step, hardware, precision=precision)
+        except DoesNotFit as error:
+            found = {"problem": str(error)}
+        print("STEP " + json.dumps({"step": name, **found}), flush=True)
 
 
 if __name__ == "__main__":
