@@ -23,8 +23,9 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from helpers.batch import command as batch
-from helpers.batch import execution, grid
+from papermill.iorw import load_notebook_node
+
+from helpers.batch import grid
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS, GALLERY = ROOT / "notebooks", ROOT / "docs/gallery"
@@ -56,15 +57,14 @@ def main() -> None:
         values = {"data_source": "sample"} | PARAMETERS[name] | changes
         folder = Path("outputs/gallery").resolve() / name
         given = [f"{key}={json.dumps(value) if isinstance(value, str) else value}" for key, value in values.items()]
-        execution.show_output()
-        before = processor_seconds()
-        (row,), _ = batch.run(grid.plan(NOTEBOOKS / f"{name}.ipynb", folder, grid.parse(given)))
-        if row["status"] not in ("done", "done before"):
-            sys.exit(f"{name}: {row['status']} {row['error']}")
-        executed = Path(row["notebook"])
-        publish(executed, {row["output_dir"]: f"outputs/{name}", str(Path.cwd()): ".", f"{Path.home()}/": "~/"})
-        at_once = row["status"] == "done" and executed.stem == name
-        note(executed, processor_seconds() - before if at_once else None)
+        notebook = str(NOTEBOOKS / f"{name}.ipynb")
+        ((_, row),) = grid.plan(load_notebook_node(notebook), folder, given)
+        output = Path(row["output_dir"])
+        before, is_new = processor_seconds(), not output.exists()
+        if grid.main([notebook, "--output-dir", str(folder), *given]):
+            sys.exit(f"{name}: {grid.recorded(output)['error']}")
+        publish(name, output, {str(output): f"outputs/{name}", str(Path.cwd()): ".", f"{Path.home()}/": "~/"})
+        note(name, output, processor_seconds() - before if is_new else None)
 
 
 def processor_seconds() -> float:
@@ -73,25 +73,24 @@ def processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def note(executed: Path, seconds: float | None) -> None:
+def note(name: str, output: Path, seconds: float | None) -> None:
     """Notes in docs/results/gallery.json what a copy took, for README. seconds: None for a run that was cut off in between."""
     known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
-    name = executed.name.partition(".")[0]  # a second attempt has a number after it
     known.pop(name, None)
     if seconds:
-        results = json.loads((executed.parent / "output/results.json").read_text(encoding="utf-8"))
+        results = json.loads((output / "results.json").read_text(encoding="utf-8"))
         measured = {"processor_seconds": seconds, **{part: results[part] for part in ("code", "versions", "runtime")}}
         known[name] = measured
     RESULTS.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def publish(executed: Path, replaced: dict[str, str]) -> None:
-    """Writes an executed notebook into the gallery, without what only its reader's machine needs, and its last figure as a .png.
+def publish(name: str, output: Path, replaced: dict[str, str]) -> None:
+    """Writes the executed notebook of a run into the gallery, without what only its reader's machine needs, and its last figure as a .png.
 
     replaced: folders of this machine, and what stands for each in the copy.
     """
-    name = executed.name.partition(".")[0]
-    notebook, _ = CoalesceStreamsPreprocessor().preprocess(nbformat.read(executed, as_version=4), {})
+    executed = nbformat.read(f"{output}.ipynb", as_version=4)
+    notebook, _ = CoalesceStreamsPreprocessor().preprocess(executed, {})
     for cell in notebook.cells:
         if "setup" in cell.metadata.get("tags", []):
             cell |= {"source": LEFT_OUT, "outputs": []}

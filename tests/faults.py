@@ -81,7 +81,7 @@ class Script:
 
     def __init__(self, work: Path, kind: str, **options):
         self.work, self.kind, self.options = work, kind, OPTIONS | {"kind": kind} | options
-        self.output, self.log = work / "run/output", work / "log.txt"
+        self.output, self.log = work / "run", work / "log.txt"
         self.output.parent.mkdir(parents=True, exist_ok=True)
         self.start()
 
@@ -126,11 +126,12 @@ class Batch(Script):
     """Where it stands still is a parameter, and with another one it would be another run."""
 
     def command(self):
-        made, when = notebook.write(self.work / "tiny.ipynb"), self.work / "when"
+        when = self.work / "when"
         if "hold" in self.options:
             when.write_text(self.options["hold_when"])
-        given = ["ending=train", f"hold=file:{self.work / 'hold'}", f"hold_when={when.read_text()}"]
-        return ["-m", "helpers.batch", made, "--output-dir", self.work, *given]
+        defaults = {"ending": "train", "hold": f"file:{self.work / 'hold'}", "hold_when": when.read_text()}
+        made = notebook.write(self.work / "tiny.ipynb", **defaults)
+        return ["-m", "helpers.batch", made, "--output-dir", self.work]
 
 
 class Kernel(Script):
@@ -252,7 +253,7 @@ def last_words(said: str) -> str:
     lines = [line for line in said.splitlines() if not line.startswith("RESULT ")]
     found = [match[0] for line in lines if (match := TELLING.search(line))]
     last = (found or lines or [""])[-1]
-    for folder, parameter in (("run/output", "output_dir"), ("kept/output", "keep_in")):
+    for folder, parameter in (("kept/run", "keep_in"), ("run", "output_dir")):
         last = re.sub(rf"/[^ ']*/{folder}", parameter, last)
     return last[:300]
 
@@ -293,7 +294,7 @@ def without_seal(work: Path) -> str:
     """The newest checkpoint has no seal, as after a SIGKILL in a save, and the one before it counts."""
     with running(Script, work, kill_step=9) as run:
         expect(run.process.wait(LIMIT) == -signal.SIGKILL, run.said())
-    (work / "run/output/checkpoint-8" / checkpoint.SEAL).unlink()
+    (work / "run/checkpoint-8" / checkpoint.SEAL).unlink()
     said = finish(Script, work)
     expect("resuming from checkpoint-4" in said, said)
     return next(line for line in said.splitlines() if line.startswith("not whole, and passed over: checkpoint-8"))
@@ -312,7 +313,7 @@ def disk_in_memory(output: Path, size: str):
 
 def full_disk(work: Path) -> str:
     """All room is taken when the run has begun."""
-    output, whole = work / "run/output", work / "copy"
+    output, whole = work / "run", work / "copy"
     with disk_in_memory(output, "3m"):
         with standing(Script, work, "step") as run:
             with contextlib.suppress(OSError), (output / "filler").open("wb") as file:
@@ -419,7 +420,7 @@ def reference(kind: str) -> dict:
         shutil.rmtree(known, ignore_errors=True)
         finish(Script, known, kind)
         (known / "whole").touch()
-    return ending(known / "run/output")
+    return ending(known / "run")
 
 
 def outcome(cell: Cell, work: Path) -> dict:
@@ -431,13 +432,13 @@ def outcome(cell: Cell, work: Path) -> dict:
         with standing(place, work, cell.when, cell.kind) as run:
             run.strike(cell.how)
             said = run.said()
-            newest, _ = checkpoint.newest(work / "run/output")
+            newest, _ = checkpoint.newest(work / "run")
             saved = newest and checkpoint.step_of(newest)
             expect(saved != LAST, "the run took no notice")
             if isinstance(run, Cells):
                 run.go_on()
     finish(place, work, cell.kind)
-    got, expected = ending(work / "run/output"), reference(cell.kind)
+    got, expected = ending(work / "run"), reference(cell.kind)
     differs = [name for name in expected if got.get(name) != expected[name]]
     return {"outcome": "lost" if differs else "identical", "said": last_words(said), "saved": saved, "differs": differs}
 

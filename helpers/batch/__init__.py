@@ -1,1 +1,1 @@
-"""Grids of runs, here or on Ray, and what torchrun or accelerate starts.   python -m helpers.batch"""
+"""Grids of runs, here or on Ray, and several processes of one training.   python -m helpers.batch"""

@@ -2,6 +2,6 @@
 
 import sys
 
-from .command import main
+from .grid import main
 
 sys.exit(main())

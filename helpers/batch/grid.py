@@ -1,149 +1,222 @@
-"""A notebook's parameters, their values on a command line, and the grid of runs that these make."""
+"""A notebook over a grid of parameters: names and types are checked first, what is done is not run again, one table comes out.
 
-import ast
-import contextlib
-import functools
+    python -m helpers.batch NOTEBOOK --output-dir DIR name=value [name=v1,v2,v3 ...]
+
+docs/batch.md describes the folders of the runs, the table and the signals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
 import itertools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from hashlib import sha256
+import os
+import signal
+import sys
+import time
+import zlib
+from functools import partial
+from glob import glob
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+import pandas
+import psutil
+from filelock import SoftFileLease, Timeout
+from papermill import PapermillExecutionError, execute_notebook, inspect_notebook
+from papermill.iorw import load_notebook_node
+from pydantic import TypeAdapter
 
-from helpers.parameters import SAMPLE, source_path, unknown
+from helpers.data.files import RUN_FILE
+from helpers.run import disk
+from helpers.show.tracking import say
 
-from . import records
+WATCHING = {"max_hours", "report_to", "resume", "keep_in"}  # with other values of these it is the same run
 
-KINDS = {"bool": bool, "int": int, "float": float, "str": str}
-LONGEST_NAME = 120  # file systems allow 255 bytes a name
-
-
-@dataclass(frozen=True)
-class Run:
-    """One combination of values: what the notebook is given, what the run is made of, and the folder that records it."""
-
-    notebook: Path
-    parameters: dict[str, Any]
-    identity: dict[str, Any]
-    folder: Path
+signals: list[int] = []  # that came to this process
 
 
-def inspect(notebook: Path) -> dict[str, dict[str, str]]:
-    """The notebook's parameters as papermill infers them: name -> {name, inferred_type_name, default, help}.
+def parse(declared: dict, assignments: list) -> dict:
+    """Command-line `name=value` and `name=v1,v2` as the values of each name, in the types that the notebook declares.
 
-    Raises FileNotFoundError for a notebook that does not exist, and ValueError if it has no parameter `output_dir`.
+    Values are parted as in a line of CSV: a text with commas stands in double quotes.
+
+    Raises ValueError for an unknown name, one that is given twice, and a value that is not of the type.
     """
-    from papermill import inspect_notebook
-
-    if not notebook.is_file():
-        raise FileNotFoundError(f"notebook={str(notebook)!r}: no such file; check the path")
-    parameters = inspect_notebook(literal_path(notebook))
-    if "output_dir" not in parameters:
-        raise ValueError(
-            f"{notebook}: a cell with the tag 'parameters' must assign output_dir; add the tag or the line"
-        )
-    return parameters
-
-
-def parse(assignments: Sequence[str]) -> dict[str, list[Any]]:
-    """Command-line `name=value` and `name=v1,v2` as a list of values for each name.
-
-    A text in double quotes, as in JSON, is one value, and a JSON list holds the values one by one.
-    Raises ValueError for a name that is given twice, and for anything else that cannot be understood.
-    """
-    values: dict[str, list[Any]] = {}
+    values: dict[str, list] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
-        if not equals or name in values:
-            raise ValueError(f"{assignment!r}: write name=value or name=value1,value2, and each name once")
-        values[name] = text.split(",")
-        if text.startswith(("[", '"')):
-            try:
-                value = json.loads(text)
-            except json.JSONDecodeError as error:
-                remedy = f"""write {name}='["a, b", "c"]' or {name}='"a, b"'"""
-                raise ValueError(f"{name}={text!r} is not JSON ({error}): {remedy}") from error
-            values[name] = [value]
-            if isinstance(value, list):
-                values[name] = value
-        if not values[name]:
-            raise ValueError(f"{name}={text}: give a value")
+        if not equals or name not in declared or name in (*values, "output_dir"):
+            raise ValueError(
+                f"{assignment}: write name=value once, for one of {', '.join(declared)}, but not for output_dir"
+            )
+        kind = declared[name]["inferred_type_name"]
+        try:
+            values[name] = TypeAdapter(f"list[{kind}]").validate_python(next(csv.reader([text])) or [""])  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ValueError(f"{assignment} is not of type {kind}: {error}") from error
     return values
 
 
-def typed(declared: Mapping[str, Mapping[str, str]], name: str, value: Any) -> Any:
-    """The value, or what a text stands for, in the type that the notebook declares.
+def plan(notebook, batch: Path, assignments: list) -> list:
+    """Every combination of the values: the parameters of a run, and its row in the table as long as it has not run.
 
-    Raises ValueError for an unknown name, a type that is not in KINDS, and a value that is not of the type.
+    The order is that of itertools.product: the last name varies fastest.
+
+    notebook: as `papermill` loads it. batch: the folder of all runs. assignments: name=value of each parameter that does not keep its
+    default.
+
+    Raises ValueError for a mistake in names, types or values.
     """
-    if name not in declared:
-        raise ValueError(unknown(name, declared))
-    kind = declared[name]["inferred_type_name"]
-    if kind not in KINDS:
-        raise ValueError(f"{name} is annotated {kind} in the notebook: use one of {', '.join(KINDS)}")
-    try:
-        return TypeAdapter(KINDS[kind], config=ConfigDict(allow_inf_nan=False)).validate_python(value)
-    except ValidationError as error:
-        message = error.errors()[0]["msg"]
-        raise ValueError(f"{name}={value!r} is not of type {kind}, which the notebook declares: {message}") from None
-
-
-def plan(notebook: Path, output_dir: Path, values: Mapping[str, Sequence]) -> list[Run]:
-    """Every combination as a `Run`, in the order of itertools.product: the last name varies fastest.
-
-    output_dir: the folder of all runs. values: of each parameter that does not keep its default.
-
-    Raises ValueError for a mistake in names, types or values, and FileNotFoundError for a file that does not exist.
-    """
-    notebook = Path(notebook).expanduser().resolve()
-    batch = Path(output_dir).expanduser().resolve()
-    declared = inspect(notebook)
-    if "output_dir" in values:
-        raise ValueError("output_dir: leave it out, each run gets a folder of its own in --output-dir")
-    choices, defaults = {}, {}
-    for name, texts in values.items():
-        choices[name] = dict.fromkeys(typed(declared, name, text) for text in texts)
-    for name, parameter in declared.items():
-        defaults[name] = parameter["default"]
-        with contextlib.suppress(ValueError, SyntaxError):
-            defaults[name] = ast.literal_eval(parameter["default"])
-    varied = [name for name in choices if len(choices[name]) > 1]
-    digest = functools.cache(records.content_digest)
+    values = parse(inspect_notebook(notebook), assignments)
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     runs = []
-    for combination in itertools.product(*choices.values()):
-        parameters = dict(zip(choices, combination, strict=True))
-        name = run_name({name: parameters[name] for name in varied})
-        path = source_path("data_source", parameters.get("data_source", SAMPLE))
-        if path:
-            parameters["data_source"] = str(path.resolve())
-        settings = defaults | parameters
-        identity = records.identify(notebook, settings, varied, digest)
-        folder = records.choose_folder(batch / name, identity)
-        output = folder / "output"
-        if settings.get(
-            "keep_in"
-        ):  # in a second place all runs lie beside each other, under the names of these folders
-            output = folder / f"{batch.name},{folder.name}"
-        before = records.read(folder).get("parameters", {})
-        parameters["output_dir"] = before.get("output_dir", str(output))
-        runs.append(Run(notebook, parameters, identity, folder))
+    for combination in itertools.product(*values.values()):
+        parameters = dict(zip(values, combination, strict=True))
+        names, files = [], []
+        for name in sorted(parameters.keys() - WATCHING):
+            value = str(parameters[name])
+            names.append(f"{name}={quote(value, safe='')}")
+            if os.path.isfile(value):  # noqa: PTH113  # unlike Path, it takes any text
+                files += [os.path.getsize(value), os.path.getmtime(value)]  # noqa: PTH202, PTH204
+        name = ",".join(names) or "run"
+        digest = zlib.crc32(repr([code, name, files]).encode())
+        if len(name) > 150 or recorded(batch / name).get("digest", digest) != digest:  # file systems allow 255 bytes
+            name = f"{name[:150]}-{digest:x}"
+        parameters["output_dir"] = str(batch / name)
+        row = {"run": name, **parameters, "status": "not run", "seconds": None, "error": "", "digest": digest}
+        runs.append((parameters, row))
     return runs
 
 
-def run_name(varied: Mapping[str, Any]) -> str:
-    """A folder name from the varied parameters, percent-encoded so that different values never share one."""
-    assignments = [f"{name}={quote(str(value), safe='')}" for name, value in varied.items()]
-    name = ",".join(assignments) or "run"
-    if len(name) <= LONGEST_NAME:
-        return name
-    digest = sha256(name.encode()).hexdigest()
-    return f"{name[:LONGEST_NAME]}-{digest[:8]}"
+def recorded(folder) -> dict:
+    """The row of a run that has ended; empty if it has not."""
+    return disk.read_json(Path(f"{folder}.batch.json")) or {}
 
 
-def literal_path(path: Path) -> str:
-    """The path with its braces escaped, since papermill formats paths as templates."""
-    return str(path).replace("{", "{{").replace("}", "}}")
+def execute(notebook, patience: float, run: tuple) -> bool:
+    """Makes a run that is not done; nothing begins once a signal has come.
+
+    Returns False if another command works on it for `patience` seconds (-1: however long it does).
+    """
+    signal.signal(signal.SIGINT, forward)  # in a task of Ray, where `ray.cancel` calls it
+    parameters, row = run
+    folder = parameters["output_dir"]
+    try:
+        with SoftFileLease(f"{folder}.lock").acquire(timeout=patience, cancel_check=lambda: bool(signals)):
+            if not signals and recorded(folder).get("status") != "done":
+                say(f"{row['run']} starts")
+                began = time.monotonic()
+                row |= _execute(notebook, parameters) | {"run": row["run"]}
+                row["seconds"] = round(time.monotonic() - began, 1)
+                disk.write_json(Path(f"{folder}.batch.json"), row)
+                say(f"{row['run']}: {row['status']} {row['error']}")
+            return True
+    except Timeout:
+        say(f"{row['run']}: another command works on it")
+        return False
+
+
+def _execute(notebook, parameters: dict) -> dict:
+    """Executes the notebook in a kernel of its own; returns status and error, or status and results."""
+    folder = parameters["output_dir"]
+    try:
+        execute_notebook(
+            notebook,
+            f"{folder}.ipynb",
+            parameters,
+            kernel_name="python3",
+            progress_bar=False,
+            stdout_file=sys.stdout,
+            stderr_file=sys.stderr,
+            start_timeout=600,  # on a busy machine a kernel takes longer than papermill's minute
+            on_cell_start=_refuse,
+        )
+        *_, results = [f"{folder}/results.json", *glob(f"{folder}-edited-*/results.json")]  # noqa: PTH207
+        return json.loads(Path(results).read_text()) | {"status": "done"}
+    except PapermillExecutionError as failure:
+        error = f"{failure.ename}: {failure.evalue} (In [{failure.exec_count}])"
+    except Exception as failure:  # no results, a full disk, the kernel died: the other runs go on
+        error = f"{type(failure).__name__}: {failure}"
+    if error.startswith("Stopped"):  # by a signal, or by max_hours
+        return {"status": "stopped", "error": error}
+    if signals:
+        return {"status": "stopped"}
+    return {"status": "failed", "error": error}
+
+
+def _refuse(**cell) -> None:
+    if signals:  # one that came before there was a kernel
+        raise InterruptedError
+
+
+def forward(number: int, frame) -> None:
+    """Handles a signal: kernels that train save a checkpoint and raise `Stopped`; a second one kills kernels and what they started."""
+    signals.append(number)
+    is_first = len(signals) == 1
+    for process in psutil.Process().children(recursive=not is_first):
+        process.send_signal(signal.SIGTERM if is_first else signal.SIGKILL)
+
+
+def connect(address: str, cpus: int):
+    """A `map` over a Ray cluster; each call has `cpus` CPUs, and one GPU if the cluster has any. `auto` is the cluster of this machine.
+
+    Raises ImportError if ray is not installed, and ConnectionError if no cluster answers.
+    """
+    import ray
+
+    ray.init(address, runtime_env={"py_modules": [str(Path(__file__).parents[1])]})
+    gpus = min(1, ray.cluster_resources().get("GPU", 0))
+
+    def map_on_ray(function, runs):
+        call = ray.remote(num_cpus=cpus, num_gpus=gpus)(lambda run: function(run))
+        tasks = [call.remote(run) for run in runs]
+        forwarded = 0
+        for task in tasks:
+            while not ray.wait([task], timeout=1)[0]:
+                if len(signals) > forwarded:
+                    forwarded = len(signals)
+                    for other in tasks:
+                        ray.cancel(other)
+            try:
+                yield ray.get(task)
+            except ray.exceptions.RayError as error:  # it was cancelled, or a node lacks a library
+                yield say(str(error))
+
+    return map_on_ray
+
+
+def main(arguments=None) -> int:
+    """The command line. Returns 1 if a run failed, 128 + its number after a signal; wrong arguments exit with 2 at once."""
+    parser = argparse.ArgumentParser("python -m helpers.batch")
+    parser.add_argument("notebook")
+    parser.add_argument("--output-dir", type=Path, required=True)
+    parser.add_argument("parameters", nargs="*")
+    parser.add_argument("--ray", help="address of a Ray cluster, or auto")
+    parser.add_argument("--cpus", type=int, default=1)
+    options = parser.parse_intermixed_args(arguments)
+    batch = options.output_dir.resolve()
+    try:
+        notebook = load_notebook_node(options.notebook)
+        waiting = runs = plan(notebook, batch, options.parameters)
+        place = connect(options.ray, options.cpus) if options.ray else map
+    except (ValueError, OSError, ImportError) as error:
+        parser.error(str(error))
+    batch.mkdir(parents=True, exist_ok=True)
+    (batch / RUN_FILE).touch()  # so that nobody reads this folder as data
+    signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGINT, forward)
+    for patience in (3, -1):  # seconds: a run that another command works on is looked at again at the end
+        passed_over = []
+        for run, is_over in zip(waiting, place(partial(execute, notebook, patience), waiting), strict=True):
+            rows = [row | recorded(row["output_dir"]) for _, row in runs]
+            table = pandas.json_normalize(rows).convert_dtypes()
+            table.to_csv(batch / "results.csv", index=False)
+            if not is_over:
+                passed_over.append(run)
+        waiting = passed_over
+    print(table[["run", "status", "error"]].to_string(index=False))
+    if signals:
+        return 128 + signals[0]
+    return int(not {*table["status"]} <= {"done", "stopped"})

@@ -14,7 +14,6 @@ import helpers
 # The line of the cell that shows the method. Before there is a `run`, IPython takes the text as it stands: its folder does not exist
 # then, and nothing is written.
 WRITTEN = '%%writefile "{run.method.parent}/{run.method.name}"'
-used: dict[str, str] = {}  # module of a method -> file that this process imports it from
 
 
 def digest(text: str) -> str:
@@ -54,4 +53,3 @@ def use(module: str, file: Path | str) -> None:
     loaded = sys.modules[module] = importlib.util.module_from_spec(spec)
     setattr(package, name, loaded)
     spec.loader.exec_module(loaded)
-    used[module] = str(file)

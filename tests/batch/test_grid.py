@@ -1,79 +1,123 @@
-"""What a command line asks of a notebook: names, types, values with commas, and the runs that they make."""
+"""Grids on real papermill kernels: what is refused, what a run gives, what is run again, and signals."""
 
+import signal
+import time
 from pathlib import Path
 
-import nbformat
+import psutil
 import pytest
+from papermill.iorw import load_notebook_node
 
 from helpers.batch import grid
-from helpers.batch.command import main
+from helpers.data.files import list_files
+
+from . import notebook as small
+from .notebook import columns, command, wait_for
 
 pytestmark = pytest.mark.once
 
-
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("a,b", ["a", "b"]),
-        ('"May she leave early, and why?"', ["May she leave early, and why?"]),
-        ('["one, two", "three"]', ["one, two", "three"]),
-        ('say "a"', ['say "a"']),
-        ("", [""]),
-    ],
-)
-def test_a_comma_parts_values_unless_they_are_quoted(text, values):
-    assert grid.parse([f"prompt={text}"]) == {"prompt": values}
+TRAINED = ("run", "status", "error", "train.steps", "train.loss_first", "train.loss_last")
 
 
-def test_the_grid_is_the_product_of_typed_values_with_the_last_name_fastest(notebook, tmp_path):
-    given = grid.parse(["seed=2,1,2", "learning_rate=[1e-3, 2]", "resume=false"])
-    runs = grid.plan(notebook, tmp_path, given)
-    assert [run.folder.name for run in runs] == [
-        f"seed={seed},learning_rate={rate}" for seed in (2, 1) for rate in (0.001, 2.0)
-    ]
-    output = str(tmp_path / "seed=2,learning_rate=2.0/output")
-    assert runs[1].parameters == {"seed": 2, "learning_rate": 2.0, "resume": False, "output_dir": output}
-    assert type(runs[1].parameters["learning_rate"]) is float
+@pytest.fixture
+def notebook(tmp_path):
+    return small.write(tmp_path / "tiny.ipynb")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("argument", "message"),
     [
-        (["sead=3"], "sead is not a parameter of this notebook: did you mean seed?"),
-        (["seed=1e3"], "seed='1e3' is not of type int"),
-        (["learning_rate=nan"], "learning_rate='nan' is not of type float"),
-        (["resume=maybe"], "resume='maybe' is not of type bool"),
-        (['prompt=["a", b]'], "is not JSON"),
-        (["prompt=[1]"], "prompt=1 is not of type str"),
-        (["seed=[]"], "seed=[]: give a value"),
-        (["seed"], "'seed': write name=value"),
-        (["seed=1", "seed=2"], "'seed=2': write name=value or name=value1,value2, and each name once"),
-        (["output_dir=a"], "output_dir: leave it out"),
-        (["data_source=./none.txt"], "data_source='./none.txt': nothing at /"),
-        (["--jobs", "0"], "jobs=0: give 1 or more"),
-        (["--jobs", "2", "--ray", "auto"], "not allowed with argument --jobs"),
+        ("sead=3", "write name=value once, for one of data_source, "),
+        ("output_dir=a", "but not for output_dir"),
+        ("seed=1e3", "is not of type int"),
     ],
 )
-def test_what_is_wrong_is_refused_before_any_kernel_starts(notebook, tmp_path, capsys, arguments, message):
-    with pytest.raises(SystemExit) as stop:
-        main([str(notebook), "--output-dir", str(tmp_path / "grid"), *arguments])
-    assert stop.value.code == 2
+def test_a_wrong_value_is_refused_before_any_kernel_starts(notebook, tmp_path, capsys, argument, message):
+    with pytest.raises(SystemExit):
+        grid.main([str(notebook), "--output-dir", str(tmp_path / "grid"), argument])
     assert message in capsys.readouterr().err
     assert not (tmp_path / "grid").exists()
 
 
-def test_a_notebook_that_is_not_there_or_has_no_parameters_is_named(notebook, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.ipynb"):
-        grid.inspect(tmp_path / "none.ipynb")
-    made = nbformat.read(notebook, as_version=4)
-    del made.cells[0].metadata["tags"]
-    nbformat.write(made, notebook)
-    with pytest.raises(ValueError, match="the tag 'parameters'"):
-        grid.inspect(notebook)
+def test_values_are_typed_quoted_and_have_folders_of_their_own(notebook, tmp_path):
+    assignments = ["seed=2,1", "resume=false", f'prompt="a, b",a/b,a%2Fb,../a,{{a}},{"x" * 300},{"x" * 301}']
+    runs = [parameters for parameters, _ in grid.plan(load_notebook_node(str(notebook)), tmp_path, assignments)]
+    folders = {Path(run.pop("output_dir")) for run in runs}
+    assert runs[0] == {"seed": 2, "resume": False, "prompt": "a, b"} and runs[7]["seed"] == 1
+    assert len(folders) == 14 and all(folder.parent == tmp_path and len(folder.name) < 200 for folder in folders)
 
 
-def test_run_names_are_file_names_and_different_values_never_share_one():
-    values = ["a/b", "a_b", "a%2Fb", "a b", "../a", "x" * 300, "x" * 301]
-    names = [grid.run_name({"data_source": value}) for value in values]
-    assert len(set(names)) == len(values)
-    assert all(Path(name).name == name and len(name) < 200 for name in names)
+def test_a_grid_gives_one_table_and_only_what_is_not_done_runs_again(notebook, tmp_path):
+    folder, values = tmp_path / "grid", ("ending=good,raise,kill,exit", "seed=1")
+    assert command(notebook, folder, *values).wait() == 1
+    missing = folder / "ending=exit,seed=1/results.json"
+    assert columns(folder, "ending", "status", "error", "passed.seed") == [
+        ["good", "done", "", "1"],
+        ["raise", "failed", "RuntimeError: out of luck (In [3])", ""],  # after the parameters and what was passed
+        ["kill", "failed", "DeadKernelError: Kernel died", ""],
+        ["exit", "failed", f"FileNotFoundError: [Errno 2] No such file or directory: '{missing}'", ""],
+    ]
+    (tmp_path / "mine.csv").touch()
+    assert list_files(tmp_path, [".csv"], "data_source='.'")[0] == [tmp_path / "mine.csv"]
+
+    executed = {path: path.stat().st_mtime_ns for path in folder.glob("*.ipynb")}
+    assert command(notebook, folder, *values, "max_hours=2", f"keep_in={tmp_path}").wait() == 1
+    assert [path.stem for path in executed if path.stat().st_mtime_ns == executed[path]] == ["ending=good,seed=1"]
+
+
+def test_an_edited_notebook_and_changed_data_are_runs_of_their_own(notebook, tmp_path):
+    data, folder = tmp_path / "stories.txt", tmp_path / "grid"
+    for text in ("once", "twice"):
+        data.write_text(text)
+        assert command(notebook, folder, f"data_source={data}").wait() == 0
+    edited = notebook.read_text().replace("0.5", "0.1").replace("(output_dir)", "(output_dir + '-edited-0badcafe')")
+    notebook.write_text(edited)
+    assert command(notebook, folder, f"data_source={data}").wait() == 0
+    assert columns(folder, "status", "train.loss_last") == [["done", "0.1"]]
+    assert len([*folder.glob("*.batch.json")]) == 3
+
+
+def test_max_hours_stops_a_run_and_nothing_failed(notebook, tmp_path):
+    assert command(notebook, tmp_path / "grid", "ending=train", "max_hours=1e-9").wait() == 0
+    ((status, error),) = columns(tmp_path / "grid", "status", "error")
+    assert status == "stopped" and error.startswith("Stopped: max_hours=1e-09 at step 1")
+
+
+@pytest.mark.parametrize(("ending", "number"), [("sleep", signal.SIGINT), ("deaf", signal.SIGTERM)])
+def test_a_kernel_that_does_not_train_is_stopped_and_the_rest_not_run(notebook, tmp_path, ending, number):
+    folder = tmp_path / "grid"
+    process = command(notebook, folder, f"ending={ending}", "seed=0,1")
+    kernel = folder / f"ending={ending},seed=0/kernel"
+    wait_for(kernel.with_name("held").exists, process)
+    while process.poll() is None:
+        process.send_signal(number)
+        time.sleep(2)  # or two signals would be one
+    assert process.returncode == 128 + number
+    assert columns(folder, "status", "error") == [["stopped", ""], ["not run", ""]]
+    assert not psutil.pid_exists(int(kernel.read_text()))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    command(small.write(folder / "tiny.ipynb"), folder / "grid", "ending=train", "seed=0,1").wait()
+    return columns(folder / "grid", *TRAINED)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGKILL, 0))]
+)
+def test_a_grid_given_twice_ends_like_an_undisturbed_one(notebook, tmp_path, undisturbed, number):
+    """The second command takes the run that is free, and goes on with the one that the first leaves if it is stopped."""
+    folder, commands = tmp_path / "grid", []
+    (tmp_path / "hold").touch()
+    for seed in (0, 1):
+        commands.append(command(notebook, folder, "ending=train", "seed=0,1"))
+        wait_for((folder / f"ending=train,seed={seed}/held").exists, commands[-1])
+    first, second = commands
+    if number:
+        first.send_signal(number)
+        assert first.wait() in (128 + number, -number)
+    (tmp_path / "hold").unlink()
+    assert second.wait() == 0
+    assert columns(folder, *TRAINED) == undisturbed

@@ -23,12 +23,15 @@ RUN = f"""
 import json, sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
-from helpers.batch.processes import cells, run_cells
+from papermill.iorw import load_notebook_node
+from papermill.parameterize import parameterize_notebook
+from helpers.batch.processes import run_cells
 from tests import colab
 notebook, values, drive, hold = sys.argv[1:]
 if drive:
     colab.pretend(Path(drive))
-sources = cells(Path(notebook), json.loads(values))
+cells = parameterize_notebook(load_notebook_node(notebook), json.loads(values)).cells
+sources = [cell.source for cell in cells if cell.cell_type == "code"]
 list(run_cells(source.replace("\\ntrainer.train(", f"{{hold}}\\ntrainer.train(") for source in sources))
 """
 HOLD = """
