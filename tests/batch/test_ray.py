@@ -18,24 +18,22 @@ def test_a_grid_on_ray_is_stopped_and_goes_on_where_a_node_dies(tmp_path, monkey
         monkeypatch.setenv(f"RAY_{name}", value)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     node = cluster.add_node(num_cpus=1)
-    notebook, folder, hold = small.write(tmp_path / "tiny.ipynb"), tmp_path / "grid", tmp_path / "hold"
+    notebook, hold = small.write(tmp_path / "tiny.ipynb"), tmp_path / "hold"
     hold.touch()
 
-    def start():
+    def start(folder):
         values = ("ending=train", f"hold=file:{hold}", "seed=0,1,2", "--ray", cluster.address)
         process = command(notebook, folder, *values)
         wait_for(lambda: len([*folder.glob("*/held")]) == 2, process)
         return process
 
-    process = start()
+    process = start(tmp_path / "stopped")
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 128 + signal.SIGTERM
-    assert columns(folder, "status") == [["stopped"], ["stopped"], ["not run"]]
-    for held in folder.glob("*/held"):
-        held.unlink()
-    process = start()
+    assert columns(tmp_path / "stopped", "status") == [["stopped"], ["stopped"], ["not run"]]
+    process = start(tmp_path / "moved")
     cluster.remove_node(node, allow_graceful=False)
     hold.unlink()
     assert process.wait() == 0
-    assert columns(folder, "status", "train.steps") == [["done", "12"]] * 3
+    assert columns(tmp_path / "moved", "status", "train.steps") == [["done", "12"]] * 3
     cluster.shutdown()
