@@ -56,11 +56,15 @@ def call(function: str, parameters: dict[str, str], processes: int) -> None:
 
 def main(function: str, parameters: str) -> None:
     """What each process does."""
+    import torch.distributed
+
     threading.Thread(target=_end_with_the_kernel, daemon=True).start()
     if not ranks.is_main():
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     pkgutil.resolve_name(function)(**json.loads(parameters))
     ranks.gather(None)  # the first one to end would end the others
+    if torch.distributed.is_initialized():  # else its threads abort a process that ends
+        torch.distributed.destroy_process_group()
 
 
 def _end_with_the_kernel() -> None:
