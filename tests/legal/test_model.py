@@ -85,29 +85,27 @@ def load_from(endpoint: str, home: Path, *, offline: bool = False) -> str:
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    ("status", "code", "error", "message"),
+    ("status", "code", "message"),
     [
-        (401, "GatedRepo", "PermissionError", "is gated. Accept its licence .* HF_TOKEN"),
-        pytest.param(
-            *(404, "RepoNotFound", "FileNotFoundError", "(?s)cannot be read .*check the name"), marks=pytest.mark.slow
-        ),
+        (401, "GatedRepo", "(?s)cannot be read .*gated.*licence accepted .* HF_TOKEN"),
+        pytest.param(404, "RepoNotFound", "(?s)cannot be read .*Check the name", marks=pytest.mark.slow),
     ],
 )
-def test_a_model_that_the_hub_refuses_says_what_to_do(status, code, error, message, tmp_path):
+def test_a_model_that_the_hub_refuses_says_what_to_do(status, code, message, tmp_path):
     handler = type("Refusing", (Hub,), {"status": status, "code": code})
     with HTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         said = load_from(f"http://127.0.0.1:{server.server_port}", tmp_path)
         server.shutdown()
-    assert said.startswith(f"{error} base_model='owner/model' "), said
+    assert said.startswith("ValueError base_model='owner/model' "), said
     assert re.search(message, said), said
 
 
 @pytest.mark.once
 def test_a_hub_that_cannot_be_reached_is_named_with_what_works_offline(tmp_path):
     said = load_from("http://127.0.0.1:9", tmp_path, offline=True)
-    assert said.startswith("ConnectionError base_model='owner/model': the Hugging Face hub cannot be reached"), said
-    assert 'base_model="sample", too; or give local paths' in said
+    assert said.startswith("ValueError base_model='owner/model' cannot be read (We couldn't connect to "), said
+    assert "base_model='sample', too; or give local paths" in said
 
 
 def test_few_records_have_enough_steps_and_many_have_three_passes():
