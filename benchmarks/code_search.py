@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import report  # noqa: E402
-from helpers.graphmer.graph.repository import load_graph  # noqa: E402
+from helpers.graphmer.graph.build import load_graph  # noqa: E402
 from helpers.graphmer.pairs import Definition, definitions, hold_out, in_batches, installed_packages, is_question, pairs  # noqa: E402
 from helpers.graphmer.search import (  # noqa: E402
     CODE_TOKENS,

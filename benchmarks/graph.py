@@ -1,25 +1,20 @@
-"""Calls and references that GraphMER answers in packages of the Python index, beside jedi, basedpyright and a name matcher.
+"""Calls that GraphMER's index answers in packages of the Python index, beside other tools and the resolver that this project once had.
 
-    python benchmarks/graph.py --work FOLDER [--packages jinja2,werkzeug] [--calls 60] [--references 12]
-    python benchmarks/graph.py --work FOLDER --packages rules
+    python benchmarks/graph.py --work FOLDER [--packages jinja2,mako] [--sample 60]
 
 The packages are installed into FOLDER at one version each, and their own tests run there under Python's profiler, for at most
-60 seconds of processor time. Those of CHOICE served while the resolver was written; those of REPORT served for no choice.
+60 seconds of processor time. Those of CHOICE served while the former resolver was written; those of REPORT served for no choice.
 
-**Calls.** The truth is what a call in the package then reached: a function of the package that has the name that the call names, or
-a constructor. A call that reached nothing of the package but a function of this name elsewhere counts for precision alone. Each call
-site counts once. Right is one answer, which names this function, the same one of a base class (what is proved is the call of a
-method, whoever overrides it), or the class that is made; "one of" is no right answer. Recall is the share of calls that are
-answered rightly, precision the share of answers that are right. Rivals answer with a file and a line, which are looked up among all
-definitions. They are asked about `--calls` calls of each package, drawn once, and the resolver is counted on these, too, alone and
-with what the product infers where it is asked who uses the definitions of the name; times are processor times of what was asked, those
-of basedpyright with its reading of the package.
+The truth is what a call in the package then reached: a function of the package that has the name that the call names, or a
+constructor. A call that reached nothing of the package but a function of this name elsewhere counts for precision alone; one of
+which the trace does not tell the class that was made, as of classes that attrs makes anew, is left out. Each call site counts once. An
+answer is right if it is one function, class or method, which the call reached, or the same method of a base class (an override of it is
+what ran). Recall is the share of calls that are answered rightly, precision the share of answers that are right.
 
-**References.** For `--references` definitions of each package, drawn once, the lines that basedpyright's "find references" names,
-and which of these an answer of ours has, inferred ones included. The name matcher answers with the only definition of a name.
-
-**Rules.** With `--packages rules` each rule of the resolver is switched off in turn, on the packages of CHOICE and without jedi, and the
-attempts that were not kept are switched on; this writes docs/results/graphmer_rules.json.
+Language servers and jedi answer with a file and a line, which are looked up among all definitions. Language servers are asked about all
+calls, jedi about a sample, and the index also on that sample. The former resolver's answers are those of
+docs/results/graphmer_former_resolver.json; the calls are those that this file has. Times are processor times, those of servers with
+their reading of the package.
 
 What was traced is kept in FOLDER. Writes docs/results/graphmer_graph.json.
 """
@@ -29,7 +24,6 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import gc
 import json
 import os
 import random
@@ -45,25 +39,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 from urllib.parse import unquote, urlparse
 
 ROOT = Path(__file__).resolve().parents[1]
+FORMER = ROOT / "docs/results/graphmer_former_resolver.json"
 SECONDS = 60
-# name: version, tests below the package ("") or its source archive ("/"), whether the Python index calls it otherwise
-CHOICE = {  # what was written was tried on these
-    "jinja2": "jinja2==3.1.6 /tests",
-    "werkzeug": "werkzeug==3.1.9 /tests --deselect=tests/test_serving.py",
-    "prompt_toolkit": "prompt_toolkit==3.0.53 /tests",
-    "marshmallow": "marshmallow==4.4.0 /tests",
-    "markdown": "markdown==3.11.3 /tests",
-    "lark": "lark==1.3.1 /tests",
-    "docx": "python-docx==1.2.0 /tests",
-    "click": "click==8.5.1 /tests",
-    "wtforms": "wtforms==3.3.2 /tests",
-    "parso": "parso==0.8.7 /test",
-}
-REPORT = {  # these served for no choice
+# name: version, tests below the package ("") or its source archive ("/")
+CHOICE = {"jinja2": "jinja2==3.1.6 /tests", "prompt_toolkit": "prompt_toolkit==3.0.53 /tests"}
+REPORT = {
     "flask": "flask==3.1.3 /tests",
     "pluggy": "pluggy==1.7.0 /testing",
     "attr": "attrs==26.1.0 /tests",
@@ -73,10 +56,11 @@ REPORT = {  # these served for no choice
     "tomlkit": "tomlkit==0.15.2 /tests",
     "mako": "mako==1.4.3 /test",
 }
-PACKAGES = CHOICE | REPORT
+PACKAGES = REPORT | CHOICE
 NEEDED = "pytest==9.2.0 hypothesis pyparsing pytest-timeout httpx2 trio simplejson ephemeral-port-reserve pytest-xprocess"  # by tests
 CONSTRUCTORS = ("__init__", "__new__")
-Site = tuple[str, int, str]  # file, line of the name, name
+SERVERS = {"basedpyright": ["basedpyright-langserver", "--stdio"], "ty": ["ty", "server"]}
+Call = tuple[str, int, int, str]  # file below the package, line of the name, column of its last character, name
 
 
 # ---- the truth, in the environment of the package
@@ -171,9 +155,16 @@ class Packages:
                 raise SystemExit(f"{name}: its tests ended without a trace; see {path.with_suffix('.log')}")
         return json.loads(path.read_text())
 
-    def right(self, name: str) -> dict[tuple[Site, int], set[str]]:
+    def right(self, name: str) -> dict[Call, set[str]]:
         """All right answers of each call that ran."""
-        return truth(self.traced(name), {file: calls_of(file) for file in self.files(name)})
+        return truth(self.traced(name), {file: calls_of(file) for file in self.files(name)}, self.site / name)
+
+    def plain(self, name: str) -> Path:
+        """A copy of a package in a folder of its own, where no tool takes it for installed code."""
+        folder = self.folder / "plain" / name / name
+        if not folder.is_dir():
+            shutil.copytree(self.site / name, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        return folder
 
     def files(self, name: str) -> list[str]:
         """Sources of a package, without tests."""
@@ -222,136 +213,103 @@ def calls_of(file: str) -> dict[tuple, tuple[str, int, int]]:
     return found
 
 
-def truth(rows: list[list], calls: dict[str, dict]) -> dict[tuple[Site, int], set[str]]:
-    """Call, with its column -> all answers that are right."""
+def truth(rows: list[list], calls: dict[str, dict], package: Path) -> dict[Call, set[str]]:
+    """All answers that are right, of each call of which the trace tells some."""
     found = defaultdict(set)
     for file, place, (callee, above) in rows:
         if file not in calls or tuple(place) not in calls[file] or callee.startswith("None."):  # made by a mock
             continue
         name, line, column = calls[file][tuple(place)]
+        call = (Path(file).relative_to(package).as_posix(), line, column, name)
         last = callee.rpartition(".")[2]
         if last == name:
-            found[(file, line, name), column] |= {callee, *(f"{one}.{name}" for one in above)}
+            found[call] |= {callee, *(f"{one}.{name}" for one in above)}
         elif last in CONSTRUCTORS and name not in CONSTRUCTORS:
-            found[(file, line, name), column] |= {one for one in above if one != "builtins.object"}
-    return found
+            found[call] |= {one for one in above if one != "builtins.object"}
+    return {call: answers for call, answers in found.items() if answers}
 
 
 # ---- answers
 
 
-def definitions_of(files: Iterable[str], package: Path) -> dict[tuple[str, int], str]:
+def by_index(package: Path) -> tuple[Callable[[Call], set[str]], Callable[[Call], set[str]]]:
+    """What the index of the notebook says a call means, and that with what `ask` infers."""
+    from helpers.graphmer.ask import INFERRED, Asked
+    from helpers.graphmer.graph.index import read_index
+
+    index = read_index(package)
+    asked = Asked(index)
+    uses = {(use.source.path, use.line, use.column - 1): use for use in index.uses}
+    inferred: dict[str, set] = {}
+
+    def resolved(call: Call) -> set[str]:
+        use = uses.get(call[:3])
+        definition = index.definitions.get(use.target) if use else None
+        return {definition.id} if definition and definition.kind in ("function", "method", "class") else set()
+
+    def with_inferred(call: Call) -> set[str]:
+        found = resolved(call)
+        for candidate in () if found else asked.named[call[3]]:
+            if candidate.id not in inferred:
+                uses_of = [site.use for site in asked.uses(candidate) if site.status == INFERRED]
+                inferred[candidate.id] = {(use.source.path, use.line, use.column - 1) for use in uses_of}
+            if call[:3] in inferred[candidate.id]:
+                found = {candidate.id}
+        return found
+
+    return resolved, with_inferred
+
+
+def definitions_of(package: Path) -> dict[tuple[str, int], str]:
     """File and line of each function and class -> its full name as the interpreter says it."""
     definitions = {}
 
-    def read(body: ast.AST, prefix: str, file: str) -> None:
+    def read(body: ast.AST, prefix: str, file: Path) -> None:
         for node in ast.iter_child_nodes(body):
             inner = prefix
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                definitions[file, node.lineno] = f"{prefix}.{node.name}"
+                definitions[str(file), node.lineno] = f"{prefix}.{node.name}"
                 inner = f"{prefix}.{node.name}" + ("" if isinstance(node, ast.ClassDef) else ".<locals>")
             read(node, inner, file)
 
-    for file in files:
-        parts = Path(file).relative_to(package.parent).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        read(ast.parse(Path(file).read_bytes()), name, file)
+    for file in [*package.rglob("*.py"), *package.rglob("*.pyi")]:
+        parts = file.relative_to(package.parent).with_suffix("").parts
+        read(ast.parse(file.read_bytes()), ".".join(parts).removesuffix(".__init__"), file)
     return definitions
 
 
-def resolver(package: Path) -> tuple[Callable[[Site, int], set[str]], ...]:
-    """What the sources of a package prove; that, and what is inferred of open calls; and the only definition of a name."""
-    from helpers.graphmer.ask import INFERRED, Asked
-
-    asked = Asked(package)
-    repository = asked.repository
-    places = {}
-    for file in repository.modules:
-        names, _ = repository.modules[file]
-        for use in repository.mentions(file):
-            places[str(package / file), use.line, use.column] = (names, use)
-    defined = defaultdict(set)
-    for name, entity in repository.entities.items():
-        if entity.type in ("function", "method", "class", "exception"):
-            defined[entity.name].add(name)
-
-    def answers(site: Site, column: int) -> set[str]:
-        file, line, _ = site
-        if (file, line, column) not in places:
-            return set()
-        names, use = places[file, line, column]
-        value = names.mentioned(use.scope, use.chain).one
-        if value and value.is_instance:
-            value = names.member(value, "__call__").one
-        return {value.entity.partition("#")[0]} if value and value.entity in names.defined else set()
-
-    uses: dict[str, set] = {}
-
-    def inferred(site: Site, column: int) -> set[str]:
-        file, line, word = site
-        proved = answers(site, column)
-        candidates = set()
-        for name in () if proved else defined[word]:
-            if name not in uses:
-                uses[name] = {
-                    (str(package / use.file), use.line, use.column)
-                    for use in asked.uses(name)
-                    if use.status == INFERRED
-                }
-            if (file, line, column) in uses[name]:
-                candidates.add(name)
-        return proved or candidates
-
-    def only_one(site: Site, _: int) -> set[str]:
-        return defined[site[2]] if len(defined[site[2]]) == 1 else set()
-
-    return answers, inferred, only_one
-
-
-def by_jedi(package: Path, definitions: dict[tuple[str, int], str]) -> Callable[[Site, int], set[str]]:
+def by_jedi(package: Path, definitions: dict[tuple[str, int], str]) -> Callable[[Call], set[str]]:
     import jedi
 
     project, scripts = jedi.Project(package.parent), {}
 
-    def answers(site: Site, column: int) -> set[str]:
-        file, line, _ = site
+    def answers(call: Call) -> set[str]:
+        file, line, column, _ = call
         if file not in scripts:
-            scripts[file] = jedi.Script(path=file, project=project)
-        names = []
-        with contextlib.suppress(KeyError):  # of jedi's own cache: no answer
-            names = scripts[file].goto(line, column, follow_imports=True)
-        return {
-            definitions[str(name.module_path), name.line]
-            for name in names
-            if (str(name.module_path), name.line) in definitions
-        }
+            scripts[file] = jedi.Script(path=package / file, project=project)
+        places = []
+        with contextlib.suppress(KeyError, AttributeError):  # jedi's own errors on some code: no answer
+            places = [
+                (str(name.module_path), name.line) for name in scripts[file].goto(line, column, follow_imports=True)
+            ]
+        return {definitions[place] for place in places if place in definitions}
 
     return answers
 
 
-class Basedpyright:
-    """The language server of basedpyright, which is asked over stdin and stdout."""
+class LanguageServer:
+    """A type checker that is asked over stdin and stdout where a name is defined."""
 
-    def __init__(self, package: Path, python: Path):
-        self.package, self.number, self.opened = package, 0, set()
-        command = [Path(sys.executable).with_name("basedpyright-langserver"), "--stdio"]
+    def __init__(self, command: list[str], package: Path, definitions: dict[tuple[str, int], str]):
+        self.package, self.definitions, self.number, self.opened = package, definitions, 0, set()
+        program = Path(sys.executable).with_name(command[0])
         self.before = os.times()
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=package.parent)
-        self.settings = {
-            "python": {"pythonPath": str(python)},
-            "basedpyright": {
-                "analysis": {"diagnosticMode": "openFilesOnly", "include": [str(package)], "typeCheckingMode": "off"}
-            },
-        }
-        folder = {"uri": package.as_uri(), "name": package.name}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen([program, *command[1:]], cwd=package.parent, **pipes)
+        folder = {"uri": package.parent.as_uri(), "name": package.name}
         capabilities = {"workspace": {"configuration": True, "workspaceFolders": True}}
-        start = {
-            "processId": os.getpid(),
-            "rootUri": folder["uri"],
-            "workspaceFolders": [folder],
-            "capabilities": capabilities,
-        }
-        self.ask("initialize", start)
+        start = {"processId": os.getpid(), "rootUri": folder["uri"], "workspaceFolders": [folder]}
+        self.ask("initialize", start | {"capabilities": capabilities})
         self.send({"method": "initialized", "params": {}})
 
     def send(self, message: dict) -> None:
@@ -373,199 +331,126 @@ class Basedpyright:
             message = self.receive()
             if message.get("id") == self.number and "method" not in message:
                 return message.get("result")
-            if "id" in message:  # the server asks
-                result = None
-                if message["method"] == "workspace/configuration":
-                    items = message["params"]["items"]
-                    result = [self._setting(item.get("section") or "") for item in items]
-                self.send({"id": message["id"], "result": result})
+            if "id" in message:  # the server asks, such as for its configuration
+                items = message.get("params", {}).get("items")
+                self.send({"id": message["id"], "result": [{}] * len(items) if items else None})
 
-    def _setting(self, section: str) -> Any:
-        value: Any = self.settings
-        for part in section.split("."):
-            value = value.get(part, {}) if isinstance(value, dict) else {}
-        return value
-
-    def lines(self, method: str, file: str, line: int, column: int) -> list[tuple[str, int]]:
-        """File and line of each place that an answer names."""
-        uri = Path(file).as_uri()
+    def __call__(self, call: Call) -> set[str]:
+        file, line, column, _ = call
+        uri = (self.package / file).as_uri()
         if file not in self.opened:
             self.opened.add(file)
-            text = Path(file).read_text(encoding="utf-8")
+            text = (self.package / file).read_text(encoding="utf-8")
             document = {"uri": uri, "languageId": "python", "version": 1, "text": text}
             self.send({"method": "textDocument/didOpen", "params": {"textDocument": document}})
         place = {"textDocument": {"uri": uri}, "position": {"line": line - 1, "character": column}}
-        found = self.ask(f"textDocument/{method}", place | {"context": {"includeDeclaration": False}}) or []
+        found = self.ask("textDocument/definition", place) or []
         found = found if isinstance(found, list) else [found]
-        return [(unquote(urlparse(one["uri"]).path), one["range"]["start"]["line"] + 1) for one in found]
+        places = [(unquote(urlparse(one["uri"]).path), one["range"]["start"]["line"] + 1) for one in found]
+        return {self.definitions[place] for place in places if place in self.definitions}
 
     def end(self) -> float:
         """Ends the server; returns the processor seconds that it took."""
         self.ask("shutdown", {})
         self.send({"method": "exit"})
         self.process.wait()
-        after = os.times()
-        return after.children_user + after.children_system - self.before.children_user - self.before.children_system
+        return seconds_of_children() - self.before.children_user - self.before.children_system
 
 
-def scored(
-    package: str, right: dict[tuple[Site, int], set[str]], answers: Callable, asked: Iterable
-) -> dict[str, float]:
+def seconds_of_children() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def scored(package: str, right: dict[Call, set[str]], answers: Callable, asked: Iterable[Call]) -> dict[str, float]:
     """reached: calls that reached a function of the package. answered, right: of all calls that ran."""
     start, counts = time.process_time(), Counter()
     for call in asked:
-        given = answers(*call)
+        given = answers(call)
         counts["reached"] += any(one.startswith(f"{package}.") for one in right[call])
         counts["answered"] += bool(given)
         counts["right"] += len(given) == 1 and bool(given & right[call])
     return dict(counts) | {"seconds": round(time.process_time() - start, 2)}
 
 
-def measured(packages: Packages, name: str, most_calls: int, most_references: int) -> dict:
-    package = packages.site / name
-    files, right = packages.files(name), packages.right(name)
-    start = time.process_time()
-    ours, inferred, only_one = resolver(package)
-    reading = round(time.process_time() - start, 2)
-    found = {
-        "lines": sum(Path(file).read_bytes().count(b"\n") for file in files),
-        "resolver": scored(name, right, ours, right) | {"seconds": reading},
-        "only definition of the name": scored(name, right, only_one, right),
-    }
-    drawn = random.Random(0).sample(sorted(right), min(most_calls, len(right)))
-    definitions = definitions_of([*files, *map(str, package.rglob("*.pyi"))], package)
-    jedi = by_jedi(package, definitions)
-    server = Basedpyright(package, packages.python)
-
-    def by_basedpyright(site: Site, column: int) -> set[str]:
-        file, line, _ = site
-        return {definitions[place] for place in server.lines("definition", file, line, column) if place in definitions}
-
-    tools = {"jedi": jedi, "basedpyright": by_basedpyright, "resolver on these": ours}
-    tools["resolver and inferred on these"] = inferred
-    for tool, answers in tools.items():
-        found[tool] = scored(name, right, answers, drawn)
-    found["basedpyright"]["seconds"] = round(server.end(), 2)
-    found["references"] = references(packages, package, files, most_references)
-    return found
+def former(name: str, right: dict[Call, set[str]]) -> tuple[dict[Call, str], dict[str, dict[str, float]]]:
+    """Two letters of each call that the former resolver was asked about, and its counts."""
+    stored = json.loads(FORMER.read_text(encoding="utf-8"))["packages"][name]
+    letters = {}
+    for file, row in stored["calls"].items():
+        for entry in row.split():
+            line, _, rest = entry.partition(":")
+            letters[file, int(line), int(rest[:-2])] = rest[-2:]
+    calls = {call: letters[call[:3]] for call in sorted(right) if call[:3] in letters}
+    counts = {}
+    for place, tool in enumerate(("former resolver", "former resolver and inferred")):
+        counter = Counter(found[place] for found in calls.values())
+        reached = sum(any(one.startswith(f"{name}.") for one in right[call]) for call in calls)
+        counts[tool] = {"reached": reached, "answered": counter["r"] + counter["w"], "right": counter["r"]}
+    counts["former resolver"]["seconds"] = stored["seconds"]
+    return calls, counts
 
 
-def by_rules(packages: Packages) -> dict[str, dict[str, Counter]]:
-    """Answers about calls of the packages of CHOICE without jedi, while a rule is switched off or an attempt is switched on."""
-    from helpers.graphmer import ask
-    from helpers.graphmer.graph import resolution
-
-    names = resolution.Resolver
-    ask.Asked._goes_to = lambda *_: set()
-    changes = {
-        "all rules": (ask, "KNOWN", ask.KNOWN),
-        "without annotations": (names, "_declared", lambda *_: resolution.OPEN),
-        "without copies, partials and static methods": (resolution, "_GIVING_ARGUMENT", {}),
-        "without leaving out what another target stands for": (names, "_uncovered", lambda _, values: values),
-        "without inferring the only definition of a name": (ask, "code_words", lambda _: ()),
-        "not kept: names of one word are inferred, too": (ask, "code_words", lambda name: (name, name)),
-        "not kept: stores to unknown objects replace nothing": (names, "_stored_anywhere", lambda *_: []),
-    }
-    found = defaultdict(lambda: defaultdict(Counter))
-    for rule, change in changes.items():
-        with mock.patch.object(*change):
-            for name in CHOICE:
-                right = packages.right(name)
-                known, inferred, _ = resolver(packages.site / name)
-                found[rule]["known"].update(scored(name, right, known, right))
-                if change[0] is ask:
-                    found[rule]["known or inferred"].update(scored(name, right, inferred, right))
-    return found
-
-
-def references(packages: Packages, package: Path, files: list[str], most: int) -> dict:
-    """Lines that basedpyright names for definitions of a package, those that our answers have, and what is missing."""
-    from helpers.graphmer.ask import KNOWN, OPEN, Asked
-
-    asked, server = Asked(package), Basedpyright(package, packages.python)
-    places = {}
-    for name, entity in sorted(asked.repository.entities.items()):
-        is_code = entity.type in ("function", "method", "class", "exception") and "#" not in name
-        file = str(package / asked.repository.files.get(entity.module, ""))
-        if is_code and "<" not in name and not entity.name.startswith("__") and file in files:
-            places[name] = (file, entity.line, entity.name)
-    counts, missing = Counter(), []
-    for name in random.Random(1).sample([*places], min(most, len(places))):
-        path, line, word = places[name]
-        text = Path(path).read_text(encoding="utf-8").split("\n")[line - 1]
-        theirs = set(server.lines("references", path, line, text.index(word)))
-        theirs = {place for place in theirs if place[0] in files}
-        ours = {(str(package / site.file), site.line): site for site in asked.uses(name)}
-        known = {place for place, site in ours.items() if site.status != OPEN}
-        proved = {place for place, site in ours.items() if site.status == KNOWN}
-        counts.update(
-            definitions=1,
-            references=len(theirs),
-            named=len(theirs & {*ours}),
-            tied=len(theirs & known),
-            proved=len(theirs & proved),
-        )
-        missing += [
-            f"{name}: {place.removeprefix(str(package))}:{number}" for place, number in sorted(theirs - {*ours})
-        ]
-    server.end()
-    return dict(counts) | {"missing": missing}
-
-
-def reading() -> dict:
-    """Processor seconds in which the standard library without its tests is read: new, from the cache, and where one file has changed."""
-    from helpers.graphmer.graph.repository import Repository
-    from helpers.graphmer.graph.sources import TEST_FOLDERS, standard_library
-
-    found: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as work:
-        folder = Path(work, "sources")
-        left_out = shutil.ignore_patterns("site-packages", *TEST_FOLDERS)
-        shutil.copytree(standard_library(), folder, ignore=left_out)
-        os.environ["XDG_CACHE_HOME"] = str(Path(work, "cache"))
-        for state in ("new", "cached", "one changed file"):
-            if state == "one changed file":
-                with (folder / "argparse.py").open("a") as file:
-                    file.write("\n\ndef added():\n    return ArgumentParser()\n")
-            repository = None
-            gc.collect()  # as in a process of its own
-            start = time.process_time()
-            repository = Repository(folder)
-            found[state] = round(time.process_time() - start, 2)
-        lines = sum(content.count(b"\n") for content in repository.contents.values())
+def measured(packages: Packages, name: str, sample: int) -> dict:
+    package, right = packages.plain(name), packages.right(name)
+    calls, found = former(name, right)
+    lines = sum(Path(file).read_bytes().count(b"\n") for file in packages.files(name))
+    start = time.process_time() + seconds_of_children()
+    resolved, inferred = by_index(package)
+    reading = round(time.process_time() + seconds_of_children() - start, 2)
+    found["index"] = scored(name, right, resolved, calls) | {"seconds": reading}
+    found["index and inferred"] = scored(name, right, inferred, calls)
+    definitions = definitions_of(package)
+    for tool, command in SERVERS.items():
+        server = LanguageServer(command, package, definitions)
+        found[tool] = scored(name, right, server, calls)
+        found[tool]["seconds"] = round(server.end(), 2)
+    drawn = random.Random(0).sample([*calls], min(sample, len(calls)))
+    found["jedi on a sample"] = scored(name, right, by_jedi(package, definitions), drawn)
+    found["index and inferred on the sample"] = scored(name, right, inferred, drawn)
     return {"lines": lines} | found
+
+
+def reading(packages: Packages) -> dict[str, dict[str, float]]:
+    """Processor seconds of `python -m helpers.graphmer ask` from nothing and with a kept index, and of the sample's graph."""
+    found = {}
+    folder = packages.plain("prompt_toolkit")
+    build = "import sys; from helpers.graphmer.graph.build import load_graph; from pathlib import Path; load_graph('sample', Path(sys.argv[1]))"
+    with tempfile.TemporaryDirectory() as work:
+        ask = ["-m", "helpers.graphmer", "ask", "Buffer.insert_text", "--folder", folder, "--json"]
+        for what, arguments in (("ask", ask), ("sample", ["-c", build, work])):
+            for state in ("from nothing", "kept"):
+                start = seconds_of_children()
+                environment = os.environ | {"XDG_CACHE_HOME": work}
+                subprocess.run(
+                    [sys.executable, *map(str, arguments)],
+                    cwd=ROOT,
+                    env=environment,
+                    check=True,
+                    stdout=subprocess.DEVNULL,
+                )
+                found.setdefault(what, {})[state] = round(seconds_of_children() - start, 2)
+    found["ask"]["lines"] = sum(Path(file).read_bytes().count(b"\n") for file in packages.files("prompt_toolkit"))
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="folder for the packages and what was traced")
     parser.add_argument("--packages", default=",".join(PACKAGES), help="names, with commas in between")
-    parser.add_argument("--calls", type=int, default=60, help="calls of a package that the rivals are asked about")
-    parser.add_argument(
-        "--references", type=int, default=12, help="definitions of a package whose references are compared"
-    )
+    parser.add_argument("--sample", type=int, default=60, help="calls of a package that jedi is asked about")
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/graphmer_graph.json")
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     from benchmarks import report
 
-    packages = Packages(arguments.work)
-    if arguments.packages == "rules":
-        output = arguments.output.with_name("graphmer_rules.json")
-        report.write(output, report.machine("cpu"), rules=by_rules(packages))
-        return
-    found = {}
+    packages, found = Packages(arguments.work), {}
     for name in arguments.packages.split(","):
         role = "choice" if name in CHOICE else "report"
-        found[name] = {"pin": PACKAGES[name].split()[0], "role": role}
-        found[name] |= measured(packages, name, arguments.calls, arguments.references)
+        found[name] = {"pin": PACKAGES[name].split()[0], "role": role} | measured(packages, name, arguments.sample)
         print(json.dumps({name: found[name]}), flush=True)
-    report.write(
-        arguments.output,
-        report.machine("cpu", ["jedi", "basedpyright"]),
-        packages=found,
-        reading=reading(),
-    )
+    about = report.machine("cpu", ["pyrefly", "jedi", "basedpyright", "ty"])
+    report.write(arguments.output, about, packages=found, reading=reading(packages))
 
 
 if __name__ == "__main__":

@@ -51,11 +51,11 @@ def trainer_of(machine, folder: str, data: str, changes: dict, **plan_changes):
     import dataclasses
 
     from helpers.graphmer.configuration import override, read_configuration
-    from helpers.graphmer.graph.repository import load_graph
+    from helpers.graphmer.graph.build import load_graph
     from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer
 
     configuration = override(read_configuration("rtx3050"), SMALL | changes)
-    corpus = load_corpus(load_graph(data), data, configuration)
+    corpus = load_corpus(load_graph(data), configuration)
     model = new_model(configuration, corpus)
     plan = dataclasses.replace(make_plan(configuration, model, corpus, machine), **plan_changes)
     return new_trainer(model, corpus, configuration, plan, machine, folder)

@@ -111,9 +111,9 @@ def legal(machine, folder: Path):
     return LegalTrainer(model, arguments, train, dev, tokenizer, plan=plan, runtime=machine)
 
 
-def fixed_graph(folder: Path):
-    """The graph of equal_graph.json, and a folder with a line for each definition and each of its triples."""
-    from helpers.graphmer.graph.knowledge_graph import Entity, build_graph
+def fixed_graph():
+    """The graph of equal_graph.json; the texts of its modules have a line for each definition and each of its triples."""
+    from helpers.graphmer.graph.knowledge_graph import Entity, new_graph
 
     stored = json.loads((ROOT / "tools" / "equal_graph.json").read_text(encoding="utf-8"))
     entities = [Entity(*fields) for fields in stored["entities"]]
@@ -130,13 +130,10 @@ def fixed_graph(folder: Path):
             line += 1
         if line <= by_id[head].end_line:
             module[line] = f"    {relation} {by_id[tail].name}"
-    files = []
+    modules = {}
     for module, texts in sorted(lines.items()):
-        content = "\n".join(texts.get(line, "") for line in range(1, max(texts) + 1)).encode()
-        (folder / f"{module}.txt").write_bytes(content)
-        digest = hashlib.sha256(content).hexdigest()
-        files.append({"path": f"{module}.txt", "module": module, "language": "text", "sha256": digest})
-    return build_graph(entities, triples, {"files": files, "failed": []})
+        modules[module] = "\n".join(texts.get(line, "") for line in range(1, max(texts) + 1))
+    return new_graph(entities, triples, modules)
 
 
 def graphmer_encoder(machine, folder: Path):
@@ -147,7 +144,7 @@ def graphmer_encoder(machine, folder: Path):
     changes |= {"run.log_interval": 1, "run.eval_interval_steps": STEPS, "run.save_interval_steps": STEPS}
     changes |= {"training_data.micro_batch_size": 8 // machine.device_count, "encoding.vocab_size": 1500}
     configuration = override(read_configuration("cpu"), changes)
-    corpus = load_corpus(fixed_graph(folder), folder, configuration)
+    corpus = load_corpus(fixed_graph(), configuration)
     plan = plan_of(machine, batch=16, length=136, rate=1e-3)
     return new_trainer(new_model(configuration, corpus), corpus, configuration, plan, machine, folder)
 
@@ -161,7 +158,7 @@ def graphmer_search(machine, folder: Path):
     from helpers.graphmer.text import Documents
     from helpers.train.sentence_encoder import load_sentence_encoder
 
-    documents = Documents(fixed_graph(folder), folder)
+    documents = Documents(fixed_graph())
     rows = []
     for entity in documents.graph.entities.values():
         if entity.type in ("function", "method") and entity.line:

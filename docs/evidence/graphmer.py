@@ -13,11 +13,12 @@ from helpers.show import intervals, tables
 
 TUNED = f"tuned, {STEPS} steps of {BATCH}, batches of one package"  # the notebook's recipe
 NOTEBOOKS_PAIRS = 6_000
+FORMER_SECONDS = 6.8  # of the former resolver on the standard library, at commit c8c9adc4
 FIGURE = "docs/figures/graphmer_calls.png"
 SHOWN = ("BM25", "TF-IDF", "MiniLM", TUNED)
 
 STUDIES = {
-    "open_calls": "which function is meant by a call that the resolver leaves open",
+    "open_calls": "which function is meant by a call that the former resolver left open",
     "impact": "which functions reach a function by one to three calls",
     "code_search": "which function a docstring describes",
     "embeddings": "open calls, by embeddings of the graph alone",
@@ -25,43 +26,40 @@ STUDIES = {
 
 
 def headline() -> str:
-    """For README.md: what is proved, beside the strongest of the other tools on the same calls."""
+    """For README.md: what the notebook gives, whose work the resolving is, and how many calls each tool finds."""
     pooled, packages = _pooled("report")
     counts = {tool: _shares(pooled[tool]) for tool in TOOLS}
     rows = result("graphmer_former_studies.json")["code_search"]
     words, trained = rows["BM25 and TF-IDF"], rows["and encoder, trained"]
     return (
-        f"**The tests of {packages} packages, which were not used for any choice, made {pooled['resolver']['reached']:,} calls. The resolver "
-        f"finds {counts['resolver'][0]} of them, and {counts['resolver'][1]} of its answers are correct**. On "
-        f"{pooled['jedi']['reached']} of these calls, the resolver finds {counts['resolver on these'][0]}, jedi {counts['jedi'][0]} and basedpyright "
-        f"{counts['basedpyright'][0]} (with jedi's answers added, {counts['resolver and inferred on these'][0]}). In code search the encoder adds nothing to word search "
-        f"(mean reciprocal rank {spread(words['mrr_by_seed'])} without, {spread(trained['mrr_by_seed'])} with it). {_tuned()}"
+        "Who uses a name is resolved by pyrefly, a type checker; the notebook says how each line uses it and what a change reaches. "
+        f"**The tests of {packages} packages made {pooled['index']['reached']:,} calls: pyrefly's index finds {counts['index'][0]} of them, "
+        f"{counts['index and inferred'][0]} with the answers that the notebook infers, of which {counts['index and inferred'][1]} are correct** "
+        f"(basedpyright {counts['basedpyright'][0]}, ty {counts['ty'][0]}, this project's former resolver {counts['former resolver'][0]}, with jedi's answers "
+        f"{counts['former resolver and inferred'][0]}). "
+        f"In code search the encoder adds nothing to word search (mean reciprocal rank {spread(words['mrr_by_seed'])} without, "
+        f"{spread(trained['mrr_by_seed'])} with it). {_tuned()}"
     )
 
 
 def draw() -> None:
-    """Calls that each tool finds, of those that were asked of all."""
+    """Calls that each tool finds."""
     pooled, _ = _pooled("report")
     rows = []
-    for tool, name in (
-        ("basedpyright", "basedpyright"),
-        ("jedi", "jedi"),
-        ("resolver on these", "this notebook's resolver"),
-    ):
+    for tool in ("former resolver", "ty", "basedpyright", "index", "index and inferred"):
         calls = pooled[tool]["reached"]
         share = intervals.wilson(pooled[tool]["right"] / calls, calls)
-        rows.append(pictures.percent(name, share, tool == "resolver on these"))
-    pictures.dots("graphmer_calls", f"{calls} calls in the tests of packages", "calls found, %", rows)
+        rows.append(pictures.percent(TOOLS[tool], share, tool.startswith("index")))
+    pictures.dots("graphmer_calls", f"{calls:,} calls in the tests of packages", "calls found, %", rows)
 
 
 def beats() -> str:
     """Whether the answers and the search are better than the strongest simple method, in a few words."""
     pooled, _ = _pooled("report")
-    resolver, best = (_shares(pooled[tool])[0] for tool in ("resolver on these", "basedpyright"))
     tuned = _tuned_difference()
     return (
-        f"no for who calls what: basedpyright finds {best} of the calls, the resolver {resolver}; {tuned.answer} for the code search: "
-        f"{tuned.numbers()} reciprocal rank over MiniLM with BM25"
+        f"{tuned.answer} for the code search: {tuned.numbers()} reciprocal rank over MiniLM with BM25; who calls what needs no training: "
+        f"pyrefly's index finds {_shares(pooled['index'])[0]} of the calls"
     )
 
 
@@ -141,22 +139,22 @@ def _above(row: dict) -> str:
 
 
 TOOLS = {
-    "resolver": "resolver",
-    "only definition of the name": "the only definition of the name",
-    "resolver on these": "resolver, on the sample that jedi and basedpyright got",
-    "resolver and inferred on these": "resolver with its inferred answers, on the sample",
-    "jedi": "jedi",
+    "index": "pyrefly's index",
+    "index and inferred": "pyrefly's index, and inferred",
     "basedpyright": "basedpyright",
+    "ty": "ty",
+    "former resolver": "the former resolver",
+    "former resolver and inferred": "the former resolver, and inferred (with jedi)",
+    "jedi on a sample": "jedi, on a sample",
+    "index and inferred on the sample": "pyrefly's index, and inferred, on the sample",
 }
-
-
-ROLES = {"report": "were not used for any choice", "choice": "were used to write the resolver"}
+ROLES = {"report": "that were used for no choice", "choice": "that the former resolver was written on"}
 
 
 def _pooled(role: str) -> tuple[dict[str, Counter], int]:
     """Counts of each tool over the packages of one role, and how many these are."""
     packages = [found for found in result("graphmer_graph.json")["packages"].values() if found["role"] == role]
-    pooled = {tool: Counter() for tool in (*TOOLS, "references")}
+    pooled = {tool: Counter() for tool in TOOLS}
     for found in packages:
         for tool, counter in pooled.items():
             counter.update({key: value for key, value in found[tool].items() if isinstance(value, int | float)})
@@ -168,71 +166,33 @@ def _shares(counter: Mapping[str, float]) -> tuple[str, str]:
     return f"{counter['right'] / counter['reached']:.1%}", f"{counter['right'] / counter['answered']:.1%}"
 
 
-def proved() -> str:
+def calls() -> str:
     """Calls that ran in tests of packages: which of them each tool answers, and how rightly."""
     rows = []
     for role, title in ROLES.items():
         pooled, packages = _pooled(role)
-        for tool, name in TOOLS.items():
-            rows.append(_proved(f"{packages} that {title}", name, pooled[tool]))
+        rows += [_row(f"{packages} {title}", name, pooled[tool]) for tool, name in TOOLS.items()]
     for name, found in result("graphmer_graph.json")["packages"].items():
-        rows.append(_proved(f"{name} ({found['lines']:,} lines)", TOOLS["resolver"], found["resolver"]))
+        rows.append(_row(f"{name} ({found['lines']:,} lines)", TOOLS["index"], found["index"]))
     return tables.markdown(rows)
 
 
-def _proved(package: str, tool: str, counter: Mapping[str, float]) -> dict:
+def _row(package: str, tool: str, counter: Mapping[str, float]) -> dict:
     recall, precision = _shares(counter)
-    seconds = f"{counter['seconds']:,.1f} s"
+    seconds = f"{counter['seconds']:,.1f} s" if counter.get("seconds") else ""
     calls = f"{counter['reached']:,}"
-    return {
-        "packages": package,
-        "tool": tool,
-        "calls": calls,
-        "recall": recall,
-        "precision": precision,
-        "processor time": seconds,
-    }
-
-
-def rules() -> str:
-    """What each rule is worth."""
-    rows = []
-    for rule, answers in result("graphmer_rules.json")["rules"].items():
-        for kind, counter in answers.items():
-            right = counter["right"]
-            rows.append({"rules": rule, "answers": kind, "right": f"{right:,}", "wrong": counter["answered"] - right})
-    return f"{tables.markdown(rows)}\n\nOf {counter['reached']:,} calls."
-
-
-def references() -> str:
-    """Lines that basedpyright names for definitions, and which of these an answer of ours has."""
-    rows, missing = [], []
-    for role, title in ROLES.items():
-        pooled, packages = _pooled(role)
-        counter = pooled["references"]
-        shares = {key: f"{counter[key] / counter['references']:.1%}" for key in ("named", "tied", "proved")}
-        rows.append(
-            {
-                "packages": f"{packages} that {title}",
-                "definitions": counter["definitions"],
-                "lines of basedpyright": counter["references"],
-                "named by an answer": shares["named"],
-                "named, and not only as open": shares["tied"],
-                "known": shares["proved"],
-            }
-        )
-    for found in result("graphmer_graph.json")["packages"].values():
-        missing += found["references"]["missing"]
-    listed = ", ".join(f"`{place}`" for place in missing) or "none"
-    return f"{tables.markdown(rows)}\n\nNot named by an answer: {listed}."
+    row = {"packages": package, "tool": tool, "calls": calls, "recall": recall}
+    return row | {"precision": precision, "processor time": seconds}
 
 
 def asking() -> str:
     """What reading costs."""
     reading = result("graphmer_graph.json")["reading"]
+    ask, sample = reading["ask"], reading["sample"]
     return (
-        f"Reading the {reading['lines']:,} lines of the standard library takes {reading['new']:.1f} s of processor time, "
-        f"{reading['cached']:.1f} s from the cache, and {reading['one changed file']:.1f} s if one file has changed."
+        f"`ask` takes {ask['from nothing']:.1f} s of processor time on {ask['lines']:,} lines, and {ask['kept']:.1f} s once the index is kept. "
+        f"The graph of the sample, the standard library, takes {sample['from nothing']:.0f} s, and {sample['kept']:.0f} s from a kept index; the "
+        f"former resolver took {FORMER_SECONDS:.0f} s."
     )
 
 

@@ -56,8 +56,8 @@ NOTEBOOKS = (
         "Answers about your own code",
         "graphmer_se",
         "graphmer",
-        "a repository of Python or Java",
-        "who uses a function and what breaks if you change it, for you and for a coding agent; a code search",
+        "a repository of Python",
+        "who uses a function and what breaks if you change it, also as JSON for a coding agent; a code search",
         graphmer,
     ),
     Notebook(

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 from .configuration import Configuration
-from .graph.knowledge_graph import UNRESOLVED, Triple, read_ontology
+from .graph.knowledge_graph import Triple, read_ontology
 from .text import (
     LONGEST_TOKEN,
     MASK,
@@ -152,7 +152,7 @@ class EncodedGraph:
         self.number = {entity.id: number for number, entity in enumerate(self.entities)}
         self.relations = Relations()
         self.true_tails: dict[tuple[int, int], set[int]] = defaultdict(set)
-        for head, relation, tail in self.in_both_directions(documents.graph.resolved()):
+        for head, relation, tail in self.in_both_directions(documents.graph.triples):
             self.true_tails[head, relation].add(tail)
         leaves = encodings(tokenizer, map(leaf_text, self.entities))
         self.leaf_ids_EL = _pad([[*leaf.ids, SEP] for leaf in leaves], encoding.leaf_tokens)
@@ -163,9 +163,8 @@ class EncodedGraph:
         self._encode_documents(documents, configuration.roots(configuration.training_data.max_seq_len))
         of_type, self.of_module = defaultdict(list), defaultdict(list)
         for number, entity in enumerate(self.entities):
-            if entity.status != UNRESOLVED:
-                of_type[entity.type].append(number)
-                self.of_module[entity.module].append(number)
+            of_type[entity.type].append(number)
+            self.of_module[entity.module].append(number)
         self.admitted: dict[frozenset[str], list[int]] = {}  # tails by the types that a relation admits
         for types in self.relations.tail_types:
             self.admitted[types] = []
@@ -244,7 +243,7 @@ class LeafyChains(Dataset):
     of, and under the inverse relation those that it is the tail of. No two of its leaves have one tail, so that no leaf tells what a
     masked one hides.
 
-    triples: resolved ones to train on. configuration: sizes, shares and seed; sequences have the length of its first stage.
+    triples: those to train on. configuration: sizes, shares and seed; sequences have the length of its first stage.
     """
 
     def __init__(self, triples: Iterable[Triple], encoded: EncodedGraph, configuration: Configuration):

@@ -1,4 +1,4 @@
-"""What the encoder learned: the tails of held-out triples, beside the resolver, words and the untrained start.
+"""What the encoder learned: the tails of held-out triples, beside words and the untrained start.
 
 Filtered ranking as PyKEEN's RankBasedEvaluator has it: other true tails are left out, and equal scores share the mean of their ranks.
 
@@ -13,7 +13,7 @@ import torch
 
 from .chains import EncodedGraph
 from .encoder import GraphMERForPreTraining
-from .graph.knowledge_graph import UNKNOWN, UNRESOLVED, Triple
+from .graph.knowledge_graph import Triple
 from .search import index_texts, words
 from .search_training import reciprocal_rank
 from .text import shown_name
@@ -48,14 +48,14 @@ def rank_tails(scorer: Scorer, corpus: Corpus, triples: Sequence[Triple]) -> np.
 
 
 def admitted_tails(encoded: EncodedGraph, relation: int) -> list[int]:
-    """Entities of the relation's range, of unknown type, and the few tails that the graph has against the ontology."""
-    types = encoded.relations.tail_types[relation] | {UNKNOWN}
+    """Entities of the relation's range, and the few tails that the graph has against the ontology."""
+    types = encoded.relations.tail_types[relation]
     tails: set[int] = set()
     for (_, other), true_tails in encoded.true_tails.items():
         if other == relation:
             tails |= true_tails
     for number, entity in enumerate(encoded.entities):
-        if entity.type in types and entity.status != UNRESOLVED:
+        if entity.type in types:
             tails.add(number)
     return sorted(tails)
 

@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from datasets import Dataset
 
-from .graph.repository import quiet
-from .graph.sources import MOST_BYTES
+from .graph.sources import MOST_BYTES, quiet
 
 LEAST_WORDS, MOST_WORDS = 4, 40  # of a question; "See above." asks for nothing
 MOST_PAIRS = 300  # of one package

@@ -20,7 +20,7 @@ class GraphParameters(Parameters):
 
     data_source: Source = parameter(
         SAMPLE,
-        "Folder of Python and Java sources, or 'sample': the standard library of the Python that runs this.",
+        "Folder of Python sources and notebooks, or 'sample': the standard library of the Python that runs this.",
     )
     output_dir: str = parameter(
         "outputs/graphmer_se",

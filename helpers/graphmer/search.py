@@ -20,16 +20,15 @@ import numpy as np
 from helpers.data.bm25 import Bm25
 from helpers.data.words import code_words
 
-from .graph.knowledge_graph import DEFINED, Entity, KnowledgeGraph
-from .graph.repository import Repository, cache_folder, keep
+from .graph.index import Definition, Index, keep
 from .graph.sources import TEST_FOLDERS
-from .text import Documents
+from .text import definition_text
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-KINDS = ("function", "method", "test", "class", "interface", "exception", "enum")
-TEST_FILE = re.compile(r"(test_.*|.*_test|conftest)\.py|.*Tests?\.java")
+KINDS = ("function", "method", "class")
+TEST_FILE = re.compile(r"(test_.*|.*_test|conftest)\.py")
 CODE_TOKENS = 64  # of a definition that the encoder reads: its name, its signature and the first lines
 ENDING = re.compile(r"(?<=\w{3})(?:at)?(?:ions?|ings?|ors?|ers?|ed|es|ly|s|e)$")
 # Weights of the z-scores, which the docstrings of three development packages chose (benchmarks/code_search.py; two of three seeds).
@@ -99,59 +98,50 @@ def fuse(lexical_N: np.ndarray, cosine_N: np.ndarray) -> np.ndarray:
 
 
 def search(
-    repository: str | Path,
+    index: Index,
     question: str,
     *,
     model: str | Path | None = None,
     most: int = 5,
     tests: bool = False,
+    keep_in: Path | None = None,
 ) -> list[Hit]:
-    """The definitions of a repository in Python or Java that fit a question best, at most `most`; none if no word fits.
+    """The definitions of a repository that fit a question best, at most `most`; none if no word fits.
 
     model: folder of a saved SentenceTransformer, such as `search_model` in the output folder of a run.
-    tests: whether tests, and what is defined in their files, are searched, too.
+    tests: whether what is defined in files of tests is searched, too.
+    keep_in: folder in which the vectors of the definitions are kept.
 
-    Raises what `load_graph` does, FileNotFoundError (no model in the folder), ValueError (a repository without definitions).
+    Raises FileNotFoundError (no model in the folder), ValueError (a repository without definitions).
     """
-    graph = Repository(repository).graph()
-    definitions = find_definitions(graph, tests)
+    definitions = [one for one in index.definitions.values() if one.kind in KINDS and (tests or not in_tests(one))]
     if not definitions:
-        raise ValueError(f"repository={str(repository)!r}: defines no function and no class outside of its tests")
-    documents = Documents(graph, repository)
-    texts = [documents.text(definition.id) for definition in definitions]
-    names = [definition.id for definition in definitions]
-    lexical = CodeSearch(names, texts)
+        raise ValueError("the repository defines no function and no class outside of its tests")
+    texts = []
+    lines = {module: source.text.split("\n") for module, source in index.modules.items()}
+    for definition in definitions:
+        own = lines[definition.source.module][definition.line - 1 : definition.end_line]
+        texts.append(definition_text(definition.id, own))
+    lexical = CodeSearch([definition.id for definition in definitions], texts)
     scores_N, matches_N = lexical.scores(question), lexical.matches(question)
     if model is not None:
         encoder = _load(model)
         [question_D] = embed(encoder, [question])
-        scores_N = fuse(scores_N, _keep_vectors(encoder, texts) @ question_D)
+        scores_N = fuse(scores_N, _keep_vectors(encoder, texts, keep_in) @ question_D)
         matches_N[:] = bool(words(question))
     hits = []
     order_N = np.argsort(np.where(matches_N, -scores_N, np.inf), kind="stable")
     for place in order_N[: min(most, matches_N.sum())]:
         definition = definitions[place]
         score = round(float(scores_N[place]), 2)
-        hits.append(Hit(definition.id, definition.type, score, graph.place(definition)))
+        hits.append(Hit(definition.id, definition.kind, score, definition.source.line(definition.line)))
     return hits
 
 
-def find_definitions(graph: KnowledgeGraph, tests: bool) -> list[Entity]:
-    """Functions, methods and classes that a search looks through."""
-    definitions = []
-    for entity in graph.entities.values():
-        is_searched = entity.type in KINDS and entity.status == DEFINED and entity.line
-        if is_searched and (tests or not is_test(entity, graph)):
-            definitions.append(entity)
-    return definitions
-
-
-def is_test(entity: Entity, graph: KnowledgeGraph) -> bool:
-    """Whether an entity is a test, or is defined in a file of tests."""
-    path = Path(graph.place(entity).rpartition(":")[0])
-    if entity.type == "test" or TEST_FILE.fullmatch(path.name):
-        return True
-    return not TEST_FOLDERS.isdisjoint(path.parts)
+def in_tests(definition: Definition) -> bool:
+    """Whether a definition is in a file of tests."""
+    path = Path(definition.source.path)
+    return bool(TEST_FILE.fullmatch(path.name)) or not TEST_FOLDERS.isdisjoint(path.parts)
 
 
 def _load(folder: str | Path) -> SentenceTransformer:
@@ -163,14 +153,15 @@ def _load(folder: str | Path) -> SentenceTransformer:
     return SentenceTransformer(str(path), device="cpu", local_files_only=True)
 
 
-def _keep_vectors(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray:
-    """Vectors of these texts by this model, kept beside the graphs: a second question costs no encoding."""
+def _keep_vectors(model: SentenceTransformer, texts: Sequence[str], keep_in: Path | None) -> np.ndarray:
+    """Vectors of these texts by this model, kept in a folder: a second question costs no encoding."""
     digest = hashlib.sha256("\0".join(texts).encode())
     for name, weight in model.state_dict().items():
         digest.update(name.encode() + weight.detach().cpu().numpy().tobytes())
-    file = cache_folder() / f"{digest.hexdigest()[:32]}.vectors"
-    if file.is_file():
+    file = keep_in and keep_in / f"{digest.hexdigest()[:32]}.vectors"
+    if file and file.is_file():
         return np.frombuffer(file.read_bytes(), np.float32).reshape(len(texts), -1)
     vectors_ND = embed(model, texts)
-    keep(file, vectors_ND.tobytes())
+    if file:
+        keep(file, vectors_ND.tobytes())
     return vectors_ND

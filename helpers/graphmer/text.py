@@ -5,21 +5,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import itertools
 import re
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from helpers.data.data_source import DataSource
-from helpers.parameters import SAMPLE
-
-from .graph.knowledge_graph import DEFINED, Entity, KnowledgeGraph
-from .graph.repository import folder_of
+from .graph.knowledge_graph import Entity, KnowledgeGraph
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -35,16 +28,6 @@ NAMES_ONLY = frozenset({"parameter", "variable", "field"})  # their lines are pa
 # `__read_only` is __read, _only · underscores at the end · anything else. ` name` and `.name` hold the same token.
 _WORD = r"_*(?:\p{Lu}+(?=\p{Lu}\p{Ll})|\p{Lu}?[\p{Ll}\p{Lo}\p{Lm}\p{M}]+|\p{Lu}+|\p{N}{1,3})"
 _PIECES = rf"\n|^[ \t]+|{_WORD}|_+|[^\n_\p{{L}}\p{{M}}\p{{N}}]+"
-
-
-def identify_sources(graph: KnowledgeGraph, data_source: str) -> DataSource:
-    """Name of a repository, and a digest of its graph and of every source."""
-    sources = "".join(file["sha256"] for file in graph.manifest["files"])
-    digest = hashlib.sha256((graph.digest() + sources).encode()).hexdigest()
-    name = data_source
-    if data_source != SAMPLE:
-        name = Path(data_source).expanduser().resolve().name
-    return DataSource(name=name, sha256=digest)
 
 
 # ---- documents
@@ -69,34 +52,25 @@ def leaf_text(entity: Entity) -> str:
 class Documents:
     """The text of every entity of a graph: its name, and the source lines that define it where there are some."""
 
-    def __init__(self, graph: KnowledgeGraph, data_source: str | Path):
-        """data_source: what `load_graph` was given. Raises FileNotFoundError (a source is not there), ValueError (one has changed)."""
-        folder = folder_of(data_source)
+    def __init__(self, graph: KnowledgeGraph):
         self.graph = graph
-        self.sources = {file["module"]: _text(folder, file) for file in graph.manifest["files"]}
-        self._lines = {module: text.split("\n") for module, text in self.sources.items()}
+        self._lines = {module: text.split("\n") for module, text in graph.texts.items()}
 
     def text(self, entity_id: str) -> str:
         """The qualified name, a newline and the source lines, dedented; only the name where there are none."""
         entity = self.graph.entities[entity_id]
-        has_lines = entity.line and entity.status == DEFINED and entity.module in self.sources
-        if not has_lines or entity.type in NAMES_ONLY:
+        if not entity.line or entity.module not in self._lines or entity.type in NAMES_ONLY:
             return shown_name(entity_id)
-        end = max(entity.line, entity.end_line)
-        source = "\n".join(self._lines[entity.module][entity.line - 1 : end])
-        indentation = len(source) - len(source.lstrip(" \t"))
-        if indentation:
-            source = re.sub(rf"(?m)^[ \t]{{1,{indentation}}}", "", source)
-        return f"{shown_name(entity_id)}\n{source}"
+        return definition_text(entity_id, self._lines[entity.module][entity.line - 1 : entity.end_line])
 
 
-def _text(folder: Path, file: dict) -> str:
-    content = (folder / file["path"]).read_bytes()
-    if hashlib.sha256(content).hexdigest() != file["sha256"]:
-        raise ValueError(f"{file['path']}: changed since the graph was built; build the graph again")
-    if file["language"] == "python":
-        return importlib.util.decode_source(content)  # by its coding line, as the interpreter does
-    return content.decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+def definition_text(name: str, lines: Sequence[str]) -> str:
+    """The qualified name, a newline and source lines, dedented."""
+    source = "\n".join(lines)
+    indentation = len(source) - len(source.lstrip(" \t"))
+    if indentation:
+        source = re.sub(rf"(?m)^[ \t]{{1,{indentation}}}", "", source)
+    return f"{shown_name(name)}\n{source}"
 
 
 # ---- tokens

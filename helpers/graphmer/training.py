@@ -1,6 +1,6 @@
 """The encoder's run: graph to sequences, model, plan, and transformers' trainer with every term of the loss in the logs.
 
-corpus = load_corpus(graph, data_source, configuration)
+corpus = load_corpus(graph, configuration)
 model = new_model(configuration, corpus)
 trainer = new_trainer(model, corpus, configuration, make_plan(configuration, model, corpus, machine), machine, folder)
 trainer.train()
@@ -24,7 +24,7 @@ from .chains import HEAD_TOKENS, EncodedGraph, LeafyChains, curriculum
 from .configuration import Configuration
 from .encoder import GraphMERForPreTraining
 from .graph.knowledge_graph import KnowledgeGraph
-from .graph.splits import Splits, split_by_module
+from .graph.splits import Splits, split_by_unit
 from .parameters import AUTO
 from .text import Documents, train_tokenizer
 
@@ -43,16 +43,13 @@ class Corpus:
     validation: LeafyChains
 
 
-def load_corpus(graph: KnowledgeGraph, data_source: str, configuration: Configuration) -> Corpus:
-    """Splits, a tokenizer trained on the training modules' code, and sequences of the graph of `data_source`.
-
-    Raises what the splits and `Documents` do.
-    """
-    splits = split_by_module(graph, seed=configuration.run.seed, held_out=configuration.evaluation.held_out)
-    documents = Documents(graph, data_source)
+def load_corpus(graph: KnowledgeGraph, configuration: Configuration) -> Corpus:
+    """Splits, a tokenizer trained on the training modules' code, and sequences. Raises what the splits do."""
+    splits = split_by_unit(graph, seed=configuration.run.seed, held_out=configuration.evaluation.held_out)
+    documents = Documents(graph)
     heads = sorted({triple.head for triple in splits.train})
     modules = {graph.entities[head].module for head in heads}
-    texts = [text for module, text in documents.sources.items() if module in modules]
+    texts = [text for module, text in graph.texts.items() if module in modules]
     tokenizer = train_tokenizer(texts + heads, configuration.encoding.vocab_size)
     encoded = EncodedGraph(documents, tokenizer, configuration)
     train = LeafyChains(splits.train, encoded, configuration)

@@ -9,14 +9,15 @@
 # %% [markdown] tags=["gpu"]
 # # Answers about your code, a search of it, and GraphMER-SE (GPU)
 #
-# Three things for one repository in Python or Java, in this order:
+# Three things for one repository of Python, in this order:
 #
-# 1. **Who calls this, and what breaks if you change it**: answered from the sources, in seconds, without a model.
+# 1. **Who calls this, and what breaks if you change it**: answered from the sources, in seconds, without a model. pyrefly, a type
+#    checker, resolves the names.
 # 2. **A search in words** over functions, methods and classes: BM25, and a sentence encoder that is tuned on docstrings for two
 #    minutes. The model is saved as a SentenceTransformer.
 # 3. **GraphMER-SE**, an encoder that reads code together with its knowledge graph and learns to fill in what is masked of both. It is
-#    here to be studied and changed: its whole method is one cell. It is not part of the answers or of the search, because the sources
-#    prove what it would guess, and words alone find more.
+#    here to be studied and changed: its whole method is one cell. It is not part of the answers or of the search, because the type checker
+#    resolves what it would guess, and words alone find more.
 #
 # {picture: Mean reciprocal rank of the search before and after its tuning, beside BM25 alone}
 #
@@ -31,14 +32,15 @@
 # %% [markdown] tags=["tpu"]
 # # Answers about your code, a search of it, and GraphMER-SE (TPU)
 #
-# Three things for one repository in Python or Java, in this order:
+# Three things for one repository of Python, in this order:
 #
-# 1. **Who calls this, and what breaks if you change it**: answered from the sources, in seconds, without a model.
+# 1. **Who calls this, and what breaks if you change it**: answered from the sources, in seconds, without a model. pyrefly, a type
+#    checker, resolves the names.
 # 2. **A search in words** over functions, methods and classes: BM25, and a sentence encoder that is tuned on docstrings for two
 #    minutes. The model is saved as a SentenceTransformer.
 # 3. **GraphMER-SE**, an encoder that reads code together with its knowledge graph and learns to fill in what is masked of both. It is
-#    here to be studied and changed: its whole method is one cell. It is not part of the answers or of the search, because the sources
-#    prove what it would guess, and words alone find more.
+#    here to be studied and changed: its whole method is one cell. It is not part of the answers or of the search, because the type checker
+#    resolves what it would guess, and words alone find more.
 #
 # {picture: Mean reciprocal rank of the search before and after its tuning, beside BM25 alone}
 #
@@ -52,14 +54,13 @@
 # still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers bm25s charset-normalizer scipy wandb matplotlib
+# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers bm25s charset-normalizer scipy scikit-learn pyrefly protobuf wandb matplotlib
 
 # %% [markdown]
 # ## Parameters
 #
-# `data_source` is a folder of Python and Java sources (for Java also `pip install tree-sitter tree-sitter-java`), or `"sample"`: this
-# Python's standard library.
-# `query` is the name of a function or class whose callers you want to see, `question` is a search in words. `max_steps`, `batch_size` and
+# `data_source` is a folder of Python sources and notebooks, or `"sample"`: this Python's standard library.
+# `query` is the name of a function, class or module whose users you want to see, `question` is a search in words. `max_steps`, `batch_size` and
 # `learning_rate` are those of the encoder at the end, `search_steps` is that of the search. `config` is a YAML file or a profile of
 # the encoder (`published` is that of the GraphMER-SE project); `changes` sets single keys of it,
 # `"model.num_layers=6; optimizer.lr=1e-4"`. 0 = choose for me. Every parameter and every key of the configuration is
@@ -70,7 +71,7 @@
 
 # %%
 from helpers import parameters
-from helpers.data.data_source import locate
+from helpers.data.data_source import DataSource, locate
 from helpers.graphmer.parameters import GraphParameters, in_precision
 from helpers.machine import runtime
 from helpers.notebook import secrets
@@ -91,42 +92,41 @@ print(machine, f"output: {run.path}", sep="\n")
 # %% [markdown]
 # ## Who calls it, what it calls, what breaks if you change it
 #
-# This needs no model and no training, and takes seconds even for a large repository. *Called by* is every use, with its kind: a call, a decorator,
-# a base class, an annotation, a value that is passed on. **known**: the sources prove it, through imports, scopes and inheritance.
-# **overridden**: they prove a use of a method that this one overrides. **one of**: it is this, or one of those in `could_be`.
-# **inferred**: the sources name it as the only candidate that they show, or jedi says so (where it is installed). **open**: the source
-# names it there, and only running would tell what is meant; look at these lines yourself. Without a `query` the cell shows the function that has most callers.
+# This needs no model and no training, and takes seconds even for a large repository. *Called by* is every use, with its kind: a call, a
+# decorator, a base class, an annotation, a value that is passed on. **resolved**: the type checker says that the line means this.
+# **overridden**: it says that the line means a method that this one overrides. **one of**: the name has several definitions, in branches.
+# **inferred**: nothing else in the repository has this name, which is of several words. **open**: the name stands there, and nothing tells
+# what is meant; look at these lines yourself. *Impact* is all that a change can reach; a row with 0 steps is a use that it does not follow.
+# Without a `query` the cell shows the function that has most callers.
 
 # %%
 from collections import Counter
 
 from helpers.graphmer.ask import Asked
-from helpers.graphmer.graph.repository import load_graph
-from helpers.graphmer.text import identify_sources
+from helpers.graphmer.graph.build import build_graph
+from helpers.graphmer.graph.index import read_index
 
-asked, graph = Asked(data_source), load_graph(data_source)
-source = identify_sources(graph, data_source)
+index = read_index(data_source, keep_in=run.path / "index")
+asked, graph = Asked(index), build_graph(index)
+source = DataSource(name=place.name, sha256=graph.digest())
 run.note(data=source.source)
-calls = Counter(triple.tail for triple in graph.triples if triple.relation == "calls")
-defined = [name for name, _ in calls.most_common() if graph.entities[name].status == "defined"]
-name = defined[0] if defined else ""
+calls = Counter(
+    triple.tail for triple in graph.triples if triple.relation == "calls" and triple.tail in index.definitions
+)
+name = calls.most_common(1)[0][0] if calls else ""
 if params.query:
     try:
-        name = asked.whole_name(params.query)
+        name = asked.find(params.query)[0].id
     except ValueError as error:
         print(str(error).replace("name=", "query=", 1), f"Shown instead: {name or 'nothing'}", sep="\n")
 if not name:
     print("no definition of this repository is called by another one of it")
 for relation in ("called_by", "calls", "impact") if name else ():
-    answers = asked.answers(name, relation)
-    counts = Counter(answer.status for answer in answers)
-    summary = ", ".join(f"{number:,} {status}" for status, number in counts.items())
-    tables.show([answer._asdict() for answer in answers[:8]], f"{name} {relation}: {summary or 'nothing'}")
-unread = asked.repository.failed
-if unread:
-    tables.show(
-        unread[:8], f"{len(unread):,} files could not be read: no answer and no search below knows what is in them"
-    )
+    report = asked.report(name, relation)
+    summary = ", ".join(f"{number:,} {status}" for status, number in report["count"].items())
+    tables.show(report["answers"][:8], f"{name} {relation}: {summary or 'nothing'}")
+if index.failed:
+    tables.show(index.failed[:8], f"{len(index.failed):,} files could not be read, or not as a whole")
 
 # %% [markdown]
 # ## A search in words, tuned
@@ -140,7 +140,7 @@ if unread:
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 from helpers.graphmer import search_training
-from helpers.graphmer.graph.repository import folder_of
+from helpers.graphmer.graph.sources import folder_of
 from helpers.graphmer.pairs import hold_out, in_batches, installed_packages, pairs
 from helpers.graphmer.search import CODE_TOKENS
 from helpers.train.sentence_encoder import load_sentence_encoder
@@ -248,7 +248,7 @@ print(results_file)
 # %%
 from helpers.graphmer.search import search
 
-hits = search(data_source, params.question, model=search_model)
+hits = search(index, params.question, model=search_model, keep_in=run.path / "index")
 if hits:
     tables.show([hit._asdict() for hit in hits], params.question)
 else:
@@ -273,7 +273,7 @@ else:
 # ## Its data: leafy chains
 #
 # Whole packages are held out; where there are too few packages, modules or definitions are. No pair of entities is on both sides. The
-# validation triples choose the checkpoint, the test triples are not used for any choice. What the resolver leaves open is never trained on.
+# validation triples choose the checkpoint, the test triples are not used for any choice. What is left open is never trained on.
 # Below is one sequence: the beginning of its code, and the triples that hang there.
 
 # %%
@@ -283,9 +283,9 @@ from helpers.graphmer.configuration import to_yaml
 from helpers.graphmer.training import load_corpus
 
 (run.path / "configuration.yaml").write_text(to_yaml(configuration), encoding="utf-8")
-corpus = load_corpus(graph, data_source, configuration)
+corpus = load_corpus(graph, configuration)
 triples = {split: len(getattr(corpus.splits, split)) for split in ("train", "validation", "test")}
-tables.show([triples | {"sequences": len(corpus.train)}], f"{source.source}: {corpus.splits.reason}")
+tables.show([triples | {"sequences": len(corpus.train)}], f"{place.source}: {corpus.splits.reason}")
 example, names = corpus.train[0], corpus.train.encoded.relations.names
 print(corpus.tokenizer.decode(example["root_ids"][:80]), "\n")
 leaves = []
@@ -305,8 +305,8 @@ tables.show(leaves[:8])
 # ## Its plan, and what costs nothing
 #
 # The plan says what will run and why, and the memory that it needs at least. For each held-out triple the right tail has to be found among
-# all entities that the relation admits. **Words**: BM25 of the tails' names with the head's source as the question. (The resolver, which
-# made these triples from the sources, answers all of them: its reciprocal rank is 1.)
+# all entities that the relation admits. **Words**: BM25 of the tails' names with the head's source as the question. (The type checker, which
+# made these triples from the sources, answers all of them.)
 
 # %%
 from helpers.graphmer import evaluation
@@ -317,7 +317,7 @@ plan = make_plan(configuration, model, corpus, machine)
 tables.show(plan.rows(), f"{model.num_parameters():,} weights; terms of the loss: {', '.join(model.config.weights())}")
 questions = evaluation.draw_triples(corpus, configuration.evaluation.max_triples)
 words = evaluation.rank_tails(evaluation.score_words(corpus), corpus, questions)
-link_ranks = {"resolver": [1.0] * len(questions), "words": words}
+link_ranks = {"words": words}
 
 # %% [markdown]
 # ## Train the encoder
@@ -376,8 +376,8 @@ print(results_file)
 #
 # - **Your own code**: `data_source="my/repository"`. Installed packages are not read. The search leaves tests out
 #   (`search(..., tests=True)` has them).
-# - **From the shell**, without a notebook: `python -m helpers.graphmer ask my/repository function_name called_by` and
-#   `python -m helpers.graphmer search my/repository "reads a configuration" --model outputs/graphmer_se/search_model`.
+# - **From the shell**, without a notebook, in the folder of the repository: `python -m helpers.graphmer ask function_name` (with `--json`
+#   for a coding agent) and `python -m helpers.graphmer search "reads a configuration" --model outputs/graphmer_se/search_model`.
 # - **Another encoder**: change its cell, or `changes="model.num_layers=6"`; `config="published"` trains every part of the published
 #   configuration. `configuration.yaml` in the folder of the run has every key.
 # - **Many runs**: `python -m helpers.batch notebooks/graphmer_se.ipynb --output-dir runs config=rtx3050 max_steps=10000`.

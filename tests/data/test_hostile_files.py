@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.graphmer.graph.repository import load_graph
+from helpers.graphmer.graph.index import read_index
 from helpers.legal.data import load_records
 from helpers.lejepa import data as lejepa_data
 from helpers.reservoir.data import load_texts
@@ -41,7 +41,7 @@ READERS = {
     "records": lambda path: load_records(str(path), seed=0),
     "labelled": lambda path: load_labelled(TuningParameters.defaults().model_copy(update={"data_source": str(path)})),
 }
-FOLDER_READERS = READERS | {"code": lambda path: load_graph(path)}
+FOLDER_READERS = READERS | {"code": lambda path: read_index(path)}
 JUNK = {  # name -> content: no room reads one of them
     "__MACOSX/._notes.txt": b"\0\5\x16\7 JUNK",
     ".git/config.py": b"def junk(): JUNK",

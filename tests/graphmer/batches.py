@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from helpers.graphmer.encoder import GraphMERConfig, GraphMERForPreTraining
-from helpers.graphmer.graph.knowledge_graph import UNKNOWN, Triple, read_ontology
+from helpers.graphmer.graph.knowledge_graph import Triple, read_ontology
 
 # B batch · S roots · G leaves · L leaf tokens · M masked roots · U negatives · C tokens of an entity's text
 
@@ -107,7 +107,7 @@ def violations(graph) -> list[Triple]:
         relation = relations[triple.relation]
         kinds = (graph.entities[triple.head].type, relation.domain), (graph.entities[triple.tail].type, relation.range)
         opposite = Triple(triple.tail, triple.relation, triple.head)
-        if any(kind not in (*known, UNKNOWN) for kind, known in kinds) or (
+        if any(kind not in known for kind, known in kinds) or (
             relation.antisymmetric and triple.head != triple.tail and opposite in triples
         ):
             wrong.append(triple)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 
+from helpers.graphmer.graph.index import read_index
 from helpers.graphmer.pairs import definitions, hold_out, in_batches, pairs
 from helpers.graphmer.search import search, words
 from helpers.graphmer.search_training import freeze_lower_half
@@ -132,37 +133,38 @@ def test_functions_methods_and_classes_are_found_with_their_place(package, tmp_p
         ("drop what is oldest", "shop.Cache.drop_oldest"),
         ("keeps answers until they are old", "shop.Cache"),
     ):
-        found = search(package.parent, question)
+        found = search(read_index(package.parent), question)
         assert found[0].name == name
         path, _, line = found[0].defined.partition(":")
         assert name.rpartition(".")[2] in (package.parent / path).read_text().splitlines()[int(line) - 1]
     with pytest.raises(FileNotFoundError, match="no saved SentenceTransformer"):
-        search(package.parent, "read", model=tmp_path)
+        search(read_index(package.parent), "read", model=tmp_path)
 
 
 @pytest.mark.parametrize("question", ["", "?!", "чтение файла", "读取文件", "\ud800", "zzz"])
 def test_a_question_that_nothing_fits_has_no_hit_in_any_script(package, question):
-    assert search(package, question) == []
+    assert search(read_index(package), question) == []
 
 
 def test_words_of_other_scripts_are_found(package):
     (package / "wörter.py").write_text('def größe_lesen():\n    """Читает размер файла. 读取文件大小"""\n')
     for question in ("размер", "文件", "GRÖSSE"):
-        assert [hit.name for hit in search(package, question)] == ["shop.wörter.größe_lesen"]
+        assert [hit.name for hit in search(read_index(package), question)] == ["shop.wörter.größe_lesen"]
 
 
 def test_tests_are_found_where_they_are_asked_for(package):
     (package / "tests/conftest.py").write_text("def settings_of_tests():\n    pass\n")
     (package / "test_more.py").write_text("def test_reads_settings():\n    pass\n")
-    names = [hit.name for hit in search(package, "settings of tests", most=9)]
+    names = [hit.name for hit in search(read_index(package), "settings of tests", most=9)]
     assert names == ["shop.read_settings"]
-    everything = [hit.name for hit in search(package, "settings of tests", most=9, tests=True)]
+    everything = [hit.name for hit in search(read_index(package), "settings of tests", most=9, tests=True)]
     assert {"shop.read_settings", "shop.tests.conftest.settings_of_tests", "shop.test_more.test_reads_settings"} <= {
         *everything
     }
-    (package / "__init__.py").unlink()
+    for name in ("__init__.py", "broken.py"):
+        (package / name).unlink()
     with pytest.raises(ValueError, match="outside of its tests"):
-        search(package, "settings")
+        search(read_index(package), "settings")
 
 
 # ---- the tuned encoder
@@ -174,6 +176,7 @@ import torch
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from transformers import TrainerCallback
 from helpers.graphmer import search_training as training
+from helpers.graphmer.graph.index import read_index
 from helpers.graphmer.pairs import in_batches, pairs
 from helpers.machine import runtime
 from helpers.train.sentence_encoder import load_sentence_encoder
@@ -230,5 +233,5 @@ def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one_and_its_export
     output = isolated(ELSEWHERE, tmp_path / "whole/model", folder=tmp_path)
     assert output.split() == ["torch.Size([1,", "2])", "64"]
     assert not [*(tmp_path / "whole/model").rglob("*.bin")]
-    found = search(library, "decode a JSON document", model=tmp_path / "whole/model")
+    found = search(read_index(library), "decode a JSON document", model=tmp_path / "whole/model")
     assert len(found) == 5 and torch.isfinite(torch.tensor([one.score for one in found])).all()

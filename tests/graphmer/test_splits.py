@@ -5,16 +5,16 @@ from itertools import combinations
 
 import pytest
 
-from helpers.graphmer.graph.knowledge_graph import EXTERNAL, UNRESOLVED, Entity, Triple, build_graph
-from helpers.graphmer.graph.splits import EMPTY, split_by_module
+from helpers.graphmer.graph.knowledge_graph import EXTERNAL, Entity, Triple, new_graph
+from helpers.graphmer.graph.splits import split_by_unit
 
 pytestmark = pytest.mark.once
 
 RELATIONS = ("calls", "called_by", "instantiates", "tests", "returns")
 
 
-def random_graph(modules=40, functions=5, triples=900, seed=0, files=()):
-    """Functions of modules of packages of two, some outside and one unresolved, with triples between any of them."""
+def random_graph(modules=40, functions=5, triples=900, seed=0, texts=None):
+    """Functions of modules of packages of two, and some outside, with triples between any of them."""
     draw = random.Random(seed)
     entities, names, made = [], [], []
     for number in range(modules):
@@ -26,11 +26,11 @@ def random_graph(modules=40, functions=5, triples=900, seed=0, files=()):
             names.append(name)
             entities.append(Entity(name, "function", name, module=module))
     outside = [Entity(f"builtins.{name}", "function", name, EXTERNAL, "builtins") for name in "abc"]
-    entities += [*outside, Entity("?.x", "unknown", "x", UNRESOLVED)]
-    targets = names + [entity.id for entity in outside] * 10 + ["?.x"] * 5
+    entities += outside
+    targets = names + [entity.id for entity in outside] * 10
     made += [Triple(draw.choice(names), draw.choice(RELATIONS), draw.choice(targets)) for _ in range(triples)]
     mirrored = [Triple(tail, "called_by", head) for head, _, tail in made[modules : modules + 60] if tail in names]
-    return build_graph(entities, dict.fromkeys([*made, *mirrored], ()), {"files": list(files), "failed": []})
+    return new_graph(entities, {*made, *mirrored}, texts or {})
 
 
 def parts(splits):
@@ -43,7 +43,7 @@ def package_of(graph, triple: Triple) -> str:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_pair_of_entities_is_in_two_parts_in_any_order_or_relation(seed):
-    splits = split_by_module(random_graph(seed=seed), seed=seed)
+    splits = split_by_unit(random_graph(seed=seed), seed=seed)
     for one, other in combinations(parts(splits), 2):
         assert one and other
         pairs = {(triple.head, triple.tail) for triple in one}
@@ -52,7 +52,7 @@ def test_no_pair_of_entities_is_in_two_parts_in_any_order_or_relation(seed):
 
 def test_held_out_triples_have_heads_in_packages_that_training_has_no_triple_of():
     graph = random_graph()
-    splits = split_by_module(graph, seed=0)
+    splits = split_by_unit(graph, seed=0)
     pairs = {
         frozenset(triple[::2])
         for triple in graph.triples
@@ -66,21 +66,18 @@ def test_held_out_triples_have_heads_in_packages_that_training_has_no_triple_of(
 @pytest.mark.parametrize("held_out", [0.1, 0.3])
 def test_held_out_parts_are_nearly_their_share(held_out):
     graph = random_graph(modules=200, triples=4000)
-    splits = split_by_module(graph, seed=0, held_out=held_out)
+    splits = split_by_unit(graph, seed=0, held_out=held_out)
     total = sum(map(len, parts(splits)))
     for part in (splits.validation, splits.test):
-        assert 0.7 * held_out <= len(part) / total <= 1.1 * held_out
+        assert 0.8 * held_out <= len(part) / total <= 1.2 * held_out
 
 
 def test_modules_of_the_same_content_stay_together():
     """Copies of one file under many names; with each in the same part, no part but one has any."""
     copies = [f"p{number // 2}.m{number}" for number in (1, 8, 15, 22)]
-    files = [
-        {"path": name, "module": name, "sha256": "same" if name in copies else name} for name in [*copies, "p0.m0"]
-    ]
     for seed in range(8):
-        graph = random_graph(files=files)
-        splits = split_by_module(graph, seed=seed, held_out=0.3)
+        graph = random_graph(texts=dict.fromkeys(copies, "same") | {"p0.m0": "other"})
+        splits = split_by_unit(graph, seed=seed, held_out=0.3)
         pairs = {triple[::2] for triple in graph.triples}
         found = {
             number
@@ -93,15 +90,20 @@ def test_modules_of_the_same_content_stay_together():
 
 def test_units_that_are_too_few_give_way_to_smaller_ones_and_the_splits_say_so():
     graph = random_graph(modules=2, functions=30)  # one package
-    splits = split_by_module(graph, seed=0)
+    splits = split_by_unit(graph, seed=0)
     assert splits.reason == "held out by definition (61 of them): by package they would be too few or too large"
     units = [{triple.head.partition("(")[0] for triple in part} for part in parts(splits)]
     mirrored = {triple.head for triple in graph.triples if triple.relation == "called_by"}
     assert not (units[0] - mirrored) & (units[1] | units[2])
-    assert split_by_module(random_graph(), seed=0).reason == "held out by package (20 of them)"
+    assert split_by_unit(random_graph(), seed=0).reason == "held out by package (20 of them)"
 
 
 def test_empty_files_make_no_packages_one():
-    files = [{"path": f"p{number}/__init__.py", "module": f"p{number}", "sha256": EMPTY} for number in range(20)]
-    splits = split_by_module(random_graph(files=files), seed=0, held_out=0.3)
-    assert splits == split_by_module(random_graph(), seed=0, held_out=0.3)
+    texts = {f"p{number}": "" for number in range(20)}
+    splits = split_by_unit(random_graph(texts=texts), seed=0, held_out=0.3)
+    assert splits == split_by_unit(random_graph(), seed=0, held_out=0.3)
+
+
+def test_too_few_triples_are_refused_with_their_number():
+    with pytest.raises(ValueError, match="1 triples, too few to hold some out by package or module or definition"):
+        split_by_unit(random_graph(modules=1, triples=0), seed=0)

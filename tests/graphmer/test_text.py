@@ -4,22 +4,20 @@ import ast
 
 import pytest
 
-from helpers.graphmer.graph.repository import load_graph
+from helpers.graphmer.graph.build import load_graph
 from helpers.graphmer.text import Documents, encodings, identifier_tokens, train_tokenizer
-
-from . import batches
 
 pytestmark = pytest.mark.once
 
 
 @pytest.fixture(scope="module")
 def documents(library):
-    return Documents(load_graph(library), library)
+    return Documents(load_graph(library))
 
 
 @pytest.fixture(scope="module")
 def tokenizer(documents):
-    return train_tokenizer(documents.sources.values(), 2000)
+    return train_tokenizer(documents.graph.texts.values(), 2000)
 
 
 def test_the_text_of_a_definition_is_its_name_and_what_ast_says_of_its_lines(documents, library):
@@ -36,16 +34,6 @@ def test_the_text_of_a_definition_is_its_name_and_what_ast_says_of_its_lines(doc
                 assert first <= documents.graph.entities[name].line <= node.lineno
                 checked += 1
     assert checked > 40
-
-
-def test_a_source_that_is_gone_or_changed_is_refused(tmp_path):
-    graph = load_graph(batches.library(tmp_path))
-    (tmp_path / "json/tool.py").write_text("# changed\n")
-    with pytest.raises(ValueError, match=r"json/tool\.py: changed since the graph was built"):
-        Documents(graph, tmp_path)
-    (tmp_path / "json/tool.py").unlink()
-    with pytest.raises(FileNotFoundError, match=r"tool\.py"):
-        Documents(graph, tmp_path)
 
 
 def test_decoding_gives_the_text_back_and_special_tokens_in_it_are_text(tokenizer):

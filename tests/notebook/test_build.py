@@ -198,7 +198,6 @@ WHERE_NEEDED = {  # what the setup cell leaves out: each is asked for by what ne
     "traitlets",
     "bitsandbytes",
     "google",  # Colab's
-    "jedi",  # where it is installed it is asked, too
     "kaggle_secrets",
     "libtpu",
     "nbformat",  # with papermill
@@ -206,8 +205,6 @@ WHERE_NEEDED = {  # what the setup cell leaves out: each is asked for by what ne
     "papermill",  # for notebooks that a command line names
     "tomli",
     "torch_xla",
-    "tree_sitter",
-    "tree_sitter_java",
     "triton",
 }
 

@@ -1,31 +1,58 @@
-"""Source files of a folder: which ones, with which hash, and which of them cannot be read."""
+"""The Python files and notebooks of a folder: their texts, the names of their modules, and the folders that imports begin at."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
+import gc
+import importlib.util
 import json
 import os
-import stat
+import re
+import sys
 import sysconfig
-from collections.abc import Callable
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from helpers.data.files import list_files
+from helpers.parameters import SAMPLE
 
+NOTEBOOK = ".ipynb"
 MOST_BYTES = 1_000_000  # of a source; the longest of the standard library has 0.8 million
-TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})  # idle_test: the standard library's, of IDLE
-PROJECT_FILES = frozenset({"pyproject.toml", "setup.py", "setup.cfg"})  # in a folder that pip installs from
-_READ, NOTEBOOK = (".py", ".java"), ".ipynb"
 MOST_BYTES_OF_NOTEBOOK = 50_000_000  # with its pictures
-NO_PARSER = "Java needs a parser: pip install tree-sitter tree-sitter-java"
-# ValueError: NUL bytes, wrong encoding · ImportError: the language's parser is not installed
-_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OSError, ImportError)
+TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})  # idle_test: the standard library's, of IDLE
+SOURCE_FOLDERS = ("src", "lib")  # folders that a project keeps its packages in
+IMPORTED = re.compile(r"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
+# UnicodeError and SyntaxError: another encoding than the file declares, or one that nobody knows
+UNREADABLE = (OSError, ValueError, SyntaxError, RecursionError, MemoryError)
 
-if TYPE_CHECKING:
-    from .scopes import Module
+
+@dataclass
+class Source:
+    """One file.
+
+    path: below the folder, with forward slashes. place: the same, from the folder above the outermost package around that folder.
+    text: of a notebook the code of its cells. cells: of a notebook the number and the first line of each cell with code.
+    root: the folder that names of its module begin at, as its place. module: its name, which no other file has.
+    group: files of one group are looked up together, since no two of them are imported by one name.
+    """
+
+    path: str
+    place: str
+    text: str
+    cells: Sequence[tuple[int, int]] = ()
+    root: str = ""
+    module: str = ""
+    group: int = 0
+
+    def line(self, number: int) -> str:
+        """`file:line`, in a notebook also the cell."""
+        if not self.cells:
+            return f"{self.path}:{number}"
+        cell, first = [cell for cell in self.cells if cell[1] <= number][-1]
+        return f"{self.path} cell {cell}:{number - first + 1}"
 
 
 def standard_library() -> Path:
@@ -33,112 +60,179 @@ def standard_library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def find_sources(folder: str | Path, include_tests: bool, notebooks: bool = False) -> Sources:
-    """The .py and .java files of a folder, by path, and its notebooks where they are wanted.
+def folder_of(data_source: str | Path) -> Path:
+    """The folder of a data source's files."""
+    return standard_library() if data_source == SAMPLE else Path(data_source).expanduser()
 
-    What `list_files` skips is left out: installed packages, virtual environments, hidden folders, links to folders.
-    Raises FileNotFoundError: no such folder; ValueError: it has no such file.
+
+def read_sources(data_source: str | Path) -> tuple[list[Source], list[dict[str, str]]]:
+    """The sources of a folder, or those of "sample", the standard library without its tests; path and error of what cannot be read.
+
+    What `list_files` skips is left out: installed packages, virtual environments, hidden folders, links.
+    Raises FileNotFoundError: no such folder; ValueError: it has no source that can be read.
     """
-    root = Path(folder).expanduser().resolve()
-    if not root.is_dir():
-        raise FileNotFoundError(f"{str(folder)!r}: no such folder; name one that holds .py or .java files")
-    without = () if include_tests else TEST_FOLDERS
-    suffixes = (*_READ, NOTEBOOK) if notebooks else _READ
-    source = f"data_source={str(folder)!r}"
-    paths, passed_over = list_files(root, suffixes, source, names=PROJECT_FILES, without=without)
-    closed = [name for name in passed_over if (root / name).exists() and not os.access(root / name, os.R_OK)]
-    return Sources(root, paths, closed)
-
-
-class Sources:
-    """Files of a folder, by their paths below it with forward slashes.
-
-    above: the folders of packages around it, as "package/", where it lies in one; outermost: the folder above them. projects: folders below, named from the outermost
-    package, that pip installs from. read: path, module, language and sha256 of each file that was parsed. failed: path and error of
-    each other one.
-    """
-
-    def __init__(self, root: Path, files: list[Path], closed: list[str]):
-        self.root = root
-        paths = sorted(path.relative_to(self.root).as_posix() for path in files)
-        self.files = [path for path in paths if path.endswith((*_READ, NOTEBOOK))]
-        self.above = ""
-        while root.name and (root / "__init__.py").is_file():
-            self.above = f"{root.name}/{self.above}"
-            root = root.parent
-        self.outermost = root
-        parts = [f"{self.above}{path}".rpartition("/") for path in paths]
-        self.projects = {folder for folder, _, name in parts if name in PROJECT_FILES}
-        self.read: list[dict] = []
-        self.failed = [{"path": path, "error": "it may not be opened"} for path in closed]
-
-    def state(self) -> list[tuple]:
-        """What changes when a file does."""
-        rows = []
-        for file in self.files:
-            with contextlib.suppress(OSError):
-                status = (self.root / file).stat()
-                rows.append((file, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
-        return rows
-
-    def parse(self, file: str, language: str, parser: Callable[[bytes], Module]) -> Module | None:
-        """What `parser` makes of a file; None where it cannot be read or parsed."""
+    folder = folder_of(data_source).resolve()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{str(data_source)!r}: no such folder; name one that holds .py files")
+    without = TEST_FOLDERS if data_source == SAMPLE else ()
+    files, passed_over = list_files(folder, (".py", NOTEBOOK), f"data_source={str(data_source)!r}", without=without)
+    closed = [name for name in passed_over if os.path.lexists(folder / name) and not os.access(folder / name, os.R_OK)]
+    failed = [{"path": name, "error": "it cannot be opened"} for name in closed]
+    outermost = folder
+    while outermost.name and (outermost / "__init__.py").is_file():
+        outermost = outermost.parent
+    sources = []
+    for file in files:
+        path = os.fsencode(file.relative_to(folder).as_posix()).decode(errors="replace")
         try:
-            content = _read(self.root / file)
-            module = parser(content)
-        except _UNREADABLE as error:
-            self.failed.append({"path": file, "error": _reason(error)})
-            return None
-        digest = hashlib.sha256(content).hexdigest()
-        module.record = {"path": file, "module": module.id, "language": language, "sha256": digest}
-        self.read.append(module.record)
-        return module
+            text, cells = read_text(file)
+            place = file.relative_to(outermost).as_posix()
+            place.encode()  # a name that is no text raises a UnicodeError
+        except UNREADABLE as error:
+            failed.append({"path": path, "error": f"{type(error).__name__}: {error}"})
+        else:
+            sources.append(Source(path, place.replace(NOTEBOOK, "_ipynb.py"), text, cells))
+    if not sources:
+        reasons = [f"{failure['path']} ({failure['error']})" for failure in failed[:3]]
+        raise ValueError(
+            f"data_source={str(data_source)!r}: none of its {len(failed)} files can be read: {', '.join(reasons)}; "
+            "give another folder"
+        )
+    place_modules(sources)
+    return sources, failed
 
 
-def notebook_code(content: bytes) -> tuple[bytes, list[tuple[int, int]]]:
-    """The code of a notebook's cells, and of each its number and first line; magics and shell commands are left out.
+def read_text(file: Path) -> tuple[str, Sequence[tuple[int, int]]]:
+    """The code of a file, by the encoding that it declares, and the cells of a notebook. Raises those of `UNREADABLE`."""
+    limit = MOST_BYTES_OF_NOTEBOOK if file.suffix == NOTEBOOK else MOST_BYTES
+    if file.stat().st_size > limit:
+        raise ValueError(f"more than {limit:,} bytes")
+    content = file.read_bytes()
+    if file.suffix == NOTEBOOK:
+        return notebook_code(content)
+    return importlib.util.decode_source(content), ()
+
+
+def notebook_code(content: bytes) -> tuple[str, list[tuple[int, int]]]:
+    """The code of a notebook's cells, and the number and first line of each; magics and shell commands are left out.
 
     Raises ValueError: it is no notebook.
     """
-    sources = {}
+    codes = {}
     try:
         for number, cell in enumerate(json.loads(content)["cells"], 1):
             if cell["cell_type"] == "code":
-                sources[number] = "".join(cell["source"])
+                codes[number] = "".join(cell["source"])
     except (LookupError, TypeError) as error:
         raise ValueError(f"no notebook: {error}") from error
     lines: list[str] = []
     cells = []
-    for number, source in sources.items():
+    for number, code in codes.items():
         cells.append((number, len(lines) + 1))
-        code = source.split("\n")
-        is_other_language = code[0].startswith("%%") and not code[0].startswith(("%%time", "%%capture", "%%writefile"))
-        for line in code:
-            indentation = line[: len(line) - len(line.lstrip())]
+        is_other_language = re.match("%%(?!time|capture|writefile)", code)
+        for line in code.split("\n"):
+            command = line.strip()
             if is_other_language:
                 line = ""
-            elif line.lstrip().startswith(("%", "!", "?")) or line.rstrip().endswith("?"):
-                line = f"{indentation}pass"
+            elif command.startswith(("%", "!", "?")) or command.endswith("?"):
+                line = line[: len(line) - len(line.lstrip())] + "pass"
             lines.append(line)
-    return "\n".join(lines).encode(), cells
+    return "\n".join(lines), cells
 
 
-def _read(path: Path) -> bytes:
-    """Raises OSError, also for a pipe, a device, and a file that is too long to be written by hand."""
-    status = path.stat()
-    limit = MOST_BYTES_OF_NOTEBOOK if path.suffix == NOTEBOOK else MOST_BYTES
-    if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
-        raise OSError(errno.EFBIG, f"no file, or one of more than {limit:,} bytes")
-    return path.read_bytes()
+# ---- names of modules
 
 
-def _reason(error: Exception) -> str:
-    """Why a file could not be read, without its path, which differs between machines."""
-    if isinstance(error, SyntaxError):
-        return f"line {error.lineno}: {error.msg}" if error.lineno else str(error.msg)
-    if isinstance(error, RecursionError):
-        return "nested too deep"
-    if isinstance(error, ImportError):
-        return f"{NO_PARSER} ({error})"
-    reason = error.strerror if isinstance(error, OSError) else error
-    return f"{type(error).__name__}: {reason}"
+def place_modules(sources: Sequence[Source]) -> None:
+    """Gives each file its root, module and group."""
+    packages = {_parent(source.place) for source in sources if source.place.endswith("/__init__.py")}
+    inside: dict[str, set[str]] = {}  # folder -> what can be imported from there by its first name
+    for source in sources:
+        path = source.place.removesuffix(".py").removesuffix("/__init__")
+        inside.setdefault(_parent(path), set()).add(path.rpartition("/")[2])
+    imported: dict[str, set[str]] = {}  # folder -> what its files import by its first name
+    for source in sources:
+        own_name = source.place.rpartition("/")[2].removesuffix(".py")
+        names = set(IMPORTED.findall(source.text)) - {own_name}
+        imported.setdefault(_parent(source.place), set()).update(names)
+    starts: dict[str, str] = {}  # where the name of a module begins
+    for source in sources:
+        folder = _parent(source.place)
+        if folder in packages:
+            while folder in packages:
+                folder = _parent(folder)
+            source.root = starts[source.place] = folder
+            continue
+        around = list(_above(folder))
+        kept_in = (start for start in around if start.rpartition("/")[2] in SOURCE_FOLDERS)
+        starts[source.place] = next(kept_in, "")
+        # A script sees what is beside it, or beside a folder around it: the nearest that has something which it imports.
+        near = (start for start in around if imported[folder] & inside.get(start, set()))
+        source.root = next(near, starts[source.place])
+    _name_modules(sources, starts)
+    _group_roots(sources)
+
+
+def _name_modules(sources: Sequence[Source], starts: dict[str, str]) -> None:
+    """The name from where it starts; where two files would have one name, those of both starts are named from the outermost folder."""
+    names = {source.place: _dotted(source.place, starts[source.place]) for source in sources}
+    count = Counter(names.values())
+    clashing = {(starts[place], name.partition(".")[0]) for place, name in names.items() if count[name] > 1}
+    used: set[str] = set()
+    for source in sources:
+        name = names[source.place]
+        if (starts[source.place], name.partition(".")[0]) in clashing:
+            name = _dotted(source.place, "")
+        source.module = source.place if name in used else name  # a package hides a module of its name
+        used.add(name)
+
+
+def _group_roots(sources: Sequence[Source]) -> None:
+    """Roots of which two have a module of one name, or a module that hides one of the standard library, are in groups of their own."""
+    names: dict[str, set[str]] = {"": set()}
+    for source in sources:
+        names.setdefault(source.root, set()).add(_dotted(source.place, source.root))
+    groups: list[set[str]] = []
+    group_of = {}
+    for root in sorted(names, key=lambda root: (root.count("/") + bool(root), root)):
+        is_alone = root != "" and not sys.stdlib_module_names.isdisjoint(names[root])
+        group = len(groups)
+        if not is_alone:
+            group = next((number for number, taken in enumerate(groups) if taken.isdisjoint(names[root])), group)
+        if group == len(groups):
+            groups.append(set())
+        groups[group] |= names[root]
+        group_of[root] = group
+    for source in sources:
+        source.group = group_of[source.root]
+
+
+def _dotted(place: str, root: str) -> str:
+    path = place.removesuffix(".py").removesuffix("/__init__").removeprefix(f"{root}/")
+    return path.replace(".", "_").replace("/", ".")
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _above(folder: str) -> Iterator[str]:
+    """A folder and those around it, the nearest first; the last is ""."""
+    while folder:
+        yield folder
+        folder = _parent(folder)
+    yield ""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without warnings of invalid escapes, in code that is not ours, and without the collector: the trees are millions of
+    objects without cycles, and looking for some takes a fifth of the time."""
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        gc.enable()

@@ -4,18 +4,17 @@ Held out are whole units of source: a triple belongs to the unit of its head. Ta
 `json.dumps` in a new module.
 """
 
-import hashlib
-import random
 import re
-from collections import Counter
 from typing import NamedTuple
 
+import numpy as np
 from scipy.cluster.hierarchy import DisjointSet
+from sklearn.model_selection import GroupShuffleSplit
 
 from .knowledge_graph import DEFINED, KnowledgeGraph, Triple
 
 UNITS = ("package", "module", "definition")  # from large to small; a definition is one of a module's outermost level
-EMPTY = hashlib.sha256(b"").hexdigest()  # of every empty __init__.py
+DRAWS = 100  # of which the one that is nearest to a share is taken
 
 
 class Splits(NamedTuple):
@@ -27,41 +26,48 @@ class Splits(NamedTuple):
     reason: str  # by which unit, and why
 
 
-def split_by_module(graph: KnowledgeGraph, *, seed: int, held_out: float = 0.1) -> Splits:
+def split_by_unit(graph: KnowledgeGraph, *, seed: int, held_out: float = 0.1) -> Splits:
     """Each triple to the part that the unit of its head was drawn for; all triples of one pair of entities stay together.
 
-    Where the units of such a group were drawn for different parts (a calls b, b calls a), training gets it, then
-    validation. Modules of the same content are one unit.
+    Where the units of such a group were drawn for different parts (a calls b, b calls a), training gets it, then validation.
 
     Units are packages (the outermost that contains the module); where these are too few or too large for three parts they are
-    modules, else definitions, and the splits say which.
+    modules, else definitions, and the splits say which. Modules of the same content are one unit.
 
-    held_out: share of the triples, in (0, 0.5), for validation and for test each; a little less, as units stay whole.
+    held_out: share of the triples, in (0, 0.5), for validation and for test each; they have a half more or less, as units stay whole.
 
     Raises ValueError: no unit that is small enough.
     """
-    triples = list(graph.resolved())
-    pairs = [frozenset((triple.head, triple.tail)) for triple in triples]
+    triples = graph.triples
     for unit in UNITS:
         unit_of = _find_units(graph, unit)
-        units = [unit_of.get(triple.head, "") for triple in triples]
-        sizes = Counter(units)
-        part_of_unit = _draw(sizes, held_out, seed)
+        names, units = np.unique([unit_of[triple.head] for triple in triples], return_inverse=True)
+        kept, others = _draw(np.arange(len(triples)), units, 2 * held_out, seed)
         part_of_pair: dict[frozenset[str], int] = {}
-        for pair, name in zip(pairs, units, strict=True):
-            part_of_pair[pair] = min(part_of_pair.get(pair, 2), part_of_unit[name])
+        for part, places in enumerate((kept, *_draw(others, units, 0.5, seed))):
+            for place in places:
+                part_of_pair.setdefault(frozenset(triples[place][::2]), part)
         parts: tuple[list[Triple], ...] = [], [], []
-        for triple, pair in zip(triples, pairs, strict=True):
-            parts[part_of_pair[pair]].append(triple)
-        if all(parts):
+        for triple in triples:
+            parts[part_of_pair[frozenset(triple[::2])]].append(triple)
+        smallest, largest = sorted(len(part) / len(triples) for part in parts[1:])
+        if 0.5 * held_out <= smallest and largest <= 1.5 * held_out:
             why = "" if unit == UNITS[0] else f": by {UNITS[0]} they would be too few or too large"
-            reason = f"held out by {unit} ({len(sizes):,} of them){why}"
             train, validation, test = map(tuple, parts)
-            return Splits(train, validation, test, reason)
+            return Splits(train, validation, test, f"held out by {unit} ({len(names):,} of them){why}")
     raise ValueError(
         f"held_out={held_out}: {len(triples):,} triples, too few to hold some out by {' or '.join(UNITS)}; give more sources, or "
         "raise held_out"
     )
+
+
+def _draw(places: np.ndarray, units: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two parts of some places, of which no unit has places in both; the second has nearly a share."""
+    if len(np.unique(units[places])) < 2:
+        return places, places[:0]
+    draws = GroupShuffleSplit(DRAWS, test_size=share, random_state=seed).split(places, groups=units[places])
+    kept, held = min(draws, key=lambda draw: abs(len(draw[1]) - share * len(places)))
+    return places[kept], places[held]
 
 
 def _find_units(graph: KnowledgeGraph, unit: str) -> dict[str, str]:
@@ -86,24 +92,9 @@ def _find_units(graph: KnowledgeGraph, unit: str) -> dict[str, str]:
 def _join_equal_files(graph: KnowledgeGraph, unit_of: dict[str, str]) -> None:
     """Makes one unit, the first of them, of those that share a file, directly or through others. unit_of: of each module."""
     joined = DisjointSet(unit_of.values())
-    unit_of_content: dict[str, str] = {}
-    for file in graph.manifest["files"]:
-        if file["module"] in unit_of and file["sha256"] != EMPTY:
-            unit = unit_of[file["module"]]
-            joined.merge(unit, unit_of_content.setdefault(file["sha256"], unit))
+    unit_of_text: dict[str, str] = {}
+    for module, text in graph.texts.items():
+        if module in unit_of and text:
+            joined.merge(unit_of[module], unit_of_text.setdefault(text, unit_of[module]))
     for module, unit in unit_of.items():
         unit_of[module] = min(joined.subset(unit))
-
-
-def _draw(sizes: Counter, held_out: float, seed: int) -> dict[str, int]:
-    """Unit -> 0 train, 1 validation, 2 test. Shuffled units fill test, then validation; too large a one goes on."""
-    units = sorted(sizes)
-    random.Random(seed).shuffle(units)
-    room = held_out * sizes.total()
-    rooms = {2: room, 1: room, 0: float("inf")}
-    part_of = {}
-    for unit in units:
-        part = next(part for part, room in rooms.items() if sizes[unit] <= room)
-        rooms[part] -= sizes[unit]
-        part_of[unit] = part
-    return part_of

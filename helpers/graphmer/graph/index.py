@@ -1,0 +1,521 @@
+"""The names of a folder's sources: where each is defined, what each mention of it means, and how it is used there.
+
+What a mention means is the answer of pyrefly, a type checker, in its SCIP index (https://github.com/sourcegraph/scip). How a name is
+used there is read from the syntax tree.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from helpers.run import disk
+
+from .sources import UNREADABLE, Source, quiet, read_sources
+
+ENGINE = "pyrefly>=1.5,<1.6"
+LEAST_SECONDS, LINES_A_SECOND = 30, 2_000  # until the engine is stopped; on one core it reads 30,000 lines a second
+# That of the repository is not read: it may name commands to run. Installed packages are not looked at, so that machines agree.
+CONFIGURATION = """
+project-includes = ["{group}/**/*.py"]
+project-excludes = []
+disable-project-excludes-heuristics = true
+search-path = {search_path}
+disable-search-path-heuristics = true
+preset = "default"
+check-unannotated-defs = true
+python-version = "{version}"
+python-platform = "linux"
+skip-interpreter-query = true
+use-ignore-files = false
+"""
+OPTIONS = "check --config pyrefly.toml --output-format omit-errors --summary=none --report-scip index.scip"
+# Is read with every index, which has to say of it what stands in `FACTS`.
+PROBE_FILE = "graphmer_probe.py"
+PROBE = """class Above:
+    def go(self, speed=1): return self
+class Below(Above):
+    def go(self, speed=2): return self
+def make(): return Below()
+make().go()
+"""
+FACTS = """probe.Above begins at 1, ends at 2
+probe.Above.go(speed) begins at 2, ends at 2
+probe.Below inherits from probe.Above
+probe.Below.go overrides probe.Above.go
+probe.make returns Below
+line 6 uses probe.Below.go"""
+# The fields of SCIP that are read, as protobuf describes messages.
+SCHEMA = """
+name: "scip.proto" package: "scip"
+message_type { name: "Index"
+  field { name: "documents" number: 2 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".scip.Document" } }
+message_type { name: "Document"
+  field { name: "relative_path" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+  field { name: "occurrences" number: 2 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".scip.Occurrence" }
+  field { name: "symbols" number: 3 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".scip.Symbol" } }
+message_type { name: "Occurrence"
+  field { name: "range" number: 1 label: LABEL_REPEATED type: TYPE_INT32 }
+  field { name: "symbol" number: 2 label: LABEL_OPTIONAL type: TYPE_STRING }
+  field { name: "symbol_roles" number: 3 label: LABEL_OPTIONAL type: TYPE_INT32 }
+  field { name: "enclosing_range" number: 7 label: LABEL_REPEATED type: TYPE_INT32 } }
+message_type { name: "Symbol"
+  field { name: "symbol" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+  field { name: "documentation" number: 3 label: LABEL_REPEATED type: TYPE_STRING }
+  field { name: "relationships" number: 4 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".scip.Relationship" } }
+message_type { name: "Relationship"
+  field { name: "symbol" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING } }
+"""
+IS_DEFINITION = 1  # a bit of symbol_roles
+LOCAL = "local"  # what a mention means that is of one function alone
+PART = re.compile(r"\(([^)]+)\)|(`[^`]+`|[\w<>$+-]+)(\(\)\.|[/#:.])")  # of a symbol
+KINDS = {"#": "class", "().": "function", ".": "variable"}
+MEMBERS = {"#": "class", "().": "method", ".": "field"}
+RESULT = re.compile(r"-> ([\w.]+): \.\.\.\Z")
+TYPE = re.compile(r"\A```python\n\((?:variable|constant|attribute|parameter)\) \w+: ([\w.]+)\Z")
+
+CALLS = ("called", "decorates", "raised", "with", "awaited")
+OF_CALLS = CALLS[1:]  # what is called in such a place is used so
+ANNOTATIONS = ("has_type", "returns")
+LASTING = (*ANNOTATIONS, "tested", "caught", "exported")  # also of what is inside, such as the elements of a tuple
+# What the field of a node makes of the names in it; anything else reads them.
+FIELDS = """
+Raise exc raised
+ExceptHandler type caught
+withitem context_expr with
+Await value awaited
+List elts table
+Tuple elts table
+Set elts table
+Dict keys table
+Dict values table
+MatchClass cls matched
+Return value returned
+Yield value yielded
+YieldFrom value yielded
+AnnAssign value aliased
+NamedExpr value aliased
+AnnAssign annotation has_type
+arg annotation has_type
+arguments defaults default
+arguments kw_defaults default
+FunctionDef returns returns
+AsyncFunctionDef returns returns
+FunctionDef decorator_list decorates
+AsyncFunctionDef decorator_list decorates
+ClassDef decorator_list decorates
+ClassDef bases base
+keyword value base
+"""
+ROWS = [row.split() for row in FIELDS.strip().split("\n")]
+USES = {(getattr(ast, node), field): use for node, field, use in ROWS}
+PARTIAL = frozenset({"overload", "setter", "getter", "deleter"})  # decorators of what is no definition of its own
+
+
+class Definition(NamedTuple):
+    """id: qualified name, such as "shop.goods.Thing.price(tax)". name: the same as imports say it, which two files may share.
+
+    kind: module, class, function, method, parameter, variable or field. type: the class that pyrefly shows, of a function that of its
+    result. also: lines of further definitions of this name, in other branches.
+    """
+
+    id: str
+    name: str
+    kind: str
+    source: Source
+    line: int
+    end_line: int
+    type: str = ""
+    also: tuple[int, ...] = ()
+
+
+class Use(NamedTuple):
+    """A mention of a name. owner: definition or module in which it stands. target: id of what it means, "" where that is open."""
+
+    owner: str
+    kind: str
+    target: str
+    word: str
+    source: Source
+    line: int
+    column: int  # of its end
+
+
+class Index:
+    """definitions, and modules with their sources: by id. uses: by file and line. kinds: of all ids, also of those outside.
+
+    above: of a class or method the ids of those that it inherits from or overrides; below: the other way round. failed: path and error of each file that could
+    not be read, or not as a whole.
+    """
+
+    def __init__(self, sources: Sequence[Source], failed: list[dict[str, str]], documents: Sequence[Any]):
+        self.definitions: dict[str, Definition] = {}
+        self.modules = {source.module: source for source in sources}
+        self.uses: list[Use] = []
+        self.kinds: dict[str, str] = {}
+        self.above: dict[str, set[str]] = defaultdict(set)
+        self.below: dict[str, set[str]] = defaultdict(set)
+        self.failed = failed
+        self._modules: dict[tuple[int, str], str] = {}  # by group, and the name that imports of the group use
+        document_of = {document.relative_path: document for document in documents}
+        for source in sources:
+            if mirrored(source) in document_of:
+                symbol = document_of[mirrored(source)].occurrences[0].symbol
+                self._modules.setdefault((source.group, parse_symbol(symbol)[0]), source.module)
+            else:
+                failed.append(
+                    {"path": source.path, "error": f"left out by {ENGINE}: it takes too long, or cannot be read"}
+                )
+        with quiet():
+            for source in sources:
+                if mirrored(source) in document_of:
+                    self._read(source, document_of[mirrored(source)])
+
+    def _id(self, source: Source, symbol: str) -> str:
+        """The id of what a symbol means in a file."""
+        if symbol.startswith("local "):
+            return LOCAL
+        module, inside, kind = parse_symbol(symbol)
+        name = self._modules.get((source.group, module)) or self._modules.get((0, module), module)
+        name += inside
+        self.kinds[name] = kind
+        return name
+
+    def _read(self, source: Source, document: Any) -> None:
+        documentation = {symbol.symbol: symbol.documentation for symbol in document.symbols}
+        targets: dict[tuple[int, int], str] = {}
+        mentions = []
+        for occurrence in document.occurrences:
+            line, _, *_, column = occurrence.range
+            place, name = (line + 1, column), self._id(source, occurrence.symbol)
+            targets[place] = name
+            if not occurrence.symbol_roles & IS_DEFINITION:
+                mentions.append(Mention(place, "read", source.module, name.rpartition(".")[2]))
+            elif name not in self.definitions and name != LOCAL and not name.endswith(("(self)", "(cls)")):
+                # Four numbers are a place of several lines.
+                end_line = occurrence.enclosing_range[2] + 1 if len(occurrence.enclosing_range) == 4 else line + 1
+                if self.kinds[name] == "module":
+                    end_line = source.text.count("\n") + 1
+                imported_as = "".join(parse_symbol(occurrence.symbol)[:2])
+                shown = shown_type(documentation.get(occurrence.symbol, ()))
+                self.definitions[name] = Definition(
+                    name, imported_as, self.kinds[name], source, line + 1, end_line, shown
+                )
+        for symbol in document.symbols:
+            for relation in symbol.relationships:
+                below, above = self._id(source, symbol.symbol), self._id(source, relation.symbol)
+                self.above[below].add(above)
+                self.below[above].add(below)
+        try:
+            reader = Reader(source, targets, self.kinds)
+        except UNREADABLE as error:
+            self.failed.append({"path": source.path, "error": f"how names are used there is not known: {error}"})
+        else:
+            mentions = reader.mentions
+            for name, lines in reader.defined.items():
+                if len(lines) > 1 and name in self.definitions:
+                    others = {*lines} - {self.definitions[name].line}
+                    self.definitions[name] = self.definitions[name]._replace(also=tuple(sorted(others)))
+        for place, kind, owner, word, target in sorted(mentions):
+            target = target or targets.get(place, "")
+            if target != LOCAL and self.kinds.get(target) != "parameter":
+                self.uses.append(Use(owner, kind, target, word, source, *place))
+
+
+def spread(names: Iterable[str], table: Mapping[str, set[str]]) -> list[str]:
+    """Some names, and all that a table leads to from there, the nearest first."""
+    found = dict.fromkeys(names)
+    todo = [*found]
+    for name in todo:
+        new = sorted(table.get(name, set()).difference(found))
+        found.update(dict.fromkeys(new))
+        todo += new
+    return todo
+
+
+@functools.cache
+def parse_symbol(symbol: str) -> tuple[str, str, str]:
+    """Module, qualified name in it and kind of what a symbol means, such as ("shop.goods", ".Thing.price(tax)", "parameter")."""
+    module, inside, kind = "", "", "module"
+    for parameter, word, end in PART.findall(symbol.split(" ", 4)[-1]):
+        if parameter:
+            return module, f"{inside}({parameter})", "parameter"
+        if end == "/":
+            module = word.strip("`")
+        elif end != ":":
+            inside += ".<locals>." if kind in ("function", "method") else "."
+            inside += word.strip("`")
+            kind = (MEMBERS if kind == "class" else KINDS)[end]
+    return module, inside, kind
+
+
+def shown_type(documentation: Sequence[str]) -> str:
+    """The class in what an editor would show, where it is one: of a function that of its result, of anything else its own."""
+    shown = documentation[0].partition("\n```")[0] if documentation else ""
+    match = RESULT.search(shown) or TYPE.search(shown)
+    return match[1] if match else ""
+
+
+# ---- how names are used
+
+
+class Mention(NamedTuple):
+    place: tuple[int, int]  # line and column of its end, in characters
+    kind: str
+    owner: str
+    word: str
+    target: str = ""  # where a text names it, which has no place in the index
+
+
+class Reader:
+    """Every mention of a name in a file. Raises what `ast.parse` does.
+
+    defined: id -> lines at which functions and classes of this id are defined, but for overloads and parts of a property.
+    """
+
+    def __init__(self, source: Source, targets: Mapping[tuple[int, int], str], known: Container[str]):
+        self.lines = source.text.split("\n")
+        self.module, self.targets, self.known = source.module, targets, known
+        self.mentions: list[Mention] = []
+        self.defined: dict[str, list[int]] = defaultdict(list)
+        self.imported: dict[str, str] = {}  # name in this file -> id
+        self.texts: list[tuple[Any, str, str]] = []  # that name something, how, and in which definition
+        # Nodes that are still to be read, in which definition, how names in them are used, and whether a function is around them.
+        self.todo: list[tuple[Any, str, str, bool]] = [(ast.parse(source.text), source.module, "read", False)]
+        while self.todo:
+            node, *context = self.todo.pop()
+            if isinstance(node, list):
+                self.todo += [(part, *context) for part in node]
+            elif isinstance(node, ast.AST):
+                READERS.get(type(node), Reader.read_fields)(self, node, *context)
+        for text, kind, owner in self.texts:
+            self.read_text(text, kind, owner)
+
+    def mention(self, line: int, column: int, kind: str, owner: str, word: str) -> str:
+        """Notes a mention, and returns the id of what it means. column: in bytes of UTF-8, as `ast` counts."""
+        text = self.lines[line - 1]
+        if not text.isascii():
+            column = len(text.encode()[:column].decode(errors="replace"))
+        self.mentions.append(Mention((line, column), kind, owner, word))
+        return self.targets.get((line, column), "")
+
+    def read_fields(self, node: ast.AST, owner: str, kind: str, in_function: bool) -> None:
+        for field, value in ast.iter_fields(node):
+            if isinstance(value, ast.AST | list):
+                inner = kind if kind in LASTING else USES.get((type(node), field), "read")
+                self.todo.append((value, owner, inner, in_function))
+
+    def read_name(self, node: Any, owner: str, kind: str, in_function: bool) -> None:
+        if not isinstance(node.ctx, ast.Load):
+            kind = "written" if isinstance(node.ctx, ast.Store) else "deleted"
+        if isinstance(node, ast.Attribute):
+            self.todo.append((node.value, owner, "read", in_function))
+        word = node.attr if isinstance(node, ast.Attribute) else node.id
+        self.mention(node.end_lineno, node.end_col_offset, kind, owner, word)
+
+    def read_definition(self, node: Any, owner: str, _: str, in_function: bool) -> None:
+        inner = f"{owner}{'.<locals>' * in_function}.{node.name}"
+        decorators = {getattr(decorator, "attr", getattr(decorator, "id", "")) for decorator in node.decorator_list}
+        if PARTIAL.isdisjoint(decorators):
+            self.defined[inner].append(node.lineno)
+        self.read_fields(node, inner, "read", not isinstance(node, ast.ClassDef))
+
+    def read_parameter(self, node: ast.arg, owner: str, _: str, in_function: bool) -> None:
+        self.read_fields(node, f"{owner}({node.arg})", "read", in_function)
+
+    def read_annotated(self, node: ast.AnnAssign, owner: str, _: str, in_function: bool) -> None:
+        name = getattr(node.target, "id", "")
+        self.read_fields(node, owner if in_function or not name else f"{owner}.{name}", "read", in_function)
+
+    def read_assignment(self, node: ast.Assign, owner: str, _: str, in_function: bool) -> None:
+        is_table_of_names = getattr(node.targets[0], "id", "") == "__all__"
+        self.todo.append((node.value, owner, "exported" if is_table_of_names else "aliased", in_function))
+        self.todo.append((node.targets, owner, "read", in_function))
+
+    def read_call(self, node: ast.Call, owner: str, kind: str, in_function: bool) -> None:
+        is_test = getattr(node.func, "id", "") in ("isinstance", "issubclass")
+        self.todo.append((node.func, owner, kind if kind in OF_CALLS else "called", in_function))
+        self.todo.append((node.args[:1], owner, "passed", in_function))
+        self.todo.append((node.args[1:], owner, "tested" if is_test else "passed", in_function))
+        for keyword in node.keywords:
+            self.todo.append((keyword.value, owner, "has_type" if keyword.arg == "bound" else "passed", in_function))
+
+    def read_import(self, node: Any, *_: Any) -> None:
+        """The owner is the module, also of an import within a function."""
+        if isinstance(node, ast.ImportFrom):
+            start = re.compile(r"from\s+[\w.]+").match(self.lines[node.lineno - 1], node.col_offset)
+            if start and (node.lineno, start.end()) in self.targets:
+                self.mention(node.lineno, start.end(), "imported", self.module, node.module or ".")
+        for alias in node.names:
+            end = alias.col_offset + len(alias.name.encode())
+            target = self.mention(alias.lineno, end, "imported", self.module, alias.name)
+            self.imported[alias.asname or alias.name] = target
+
+    def read_constant(self, node: Any, owner: str, kind: str, _: bool) -> None:
+        if isinstance(node.value, str) and kind in (*ANNOTATIONS, "exported"):
+            self.texts.append((node, kind, owner))
+
+    def read_text(self, node: Any, kind: str, owner: str) -> None:
+        """The names in a text that is an annotation or names something, as imports and definitions of this file mean them."""
+        with contextlib.suppress(*UNREADABLE):
+            for part in ast.walk(ast.parse(node.value.strip(), mode="eval")):
+                target = self.meaning(part)
+                if target in self.known:
+                    place = (node.end_lineno, node.end_col_offset)
+                    self.mentions.append(Mention(place, kind, owner, target.rpartition(".")[2], target))
+
+    def meaning(self, node: ast.AST) -> str:
+        if isinstance(node, ast.Attribute):
+            return f"{self.meaning(node.value)}.{node.attr}"
+        name = getattr(node, "id", "")
+        return self.imported.get(name) or f"{self.module}.{name}"
+
+
+READERS: dict[type, Any] = {
+    ast.Name: Reader.read_name,
+    ast.Attribute: Reader.read_name,
+    ast.FunctionDef: Reader.read_definition,
+    ast.AsyncFunctionDef: Reader.read_definition,
+    ast.ClassDef: Reader.read_definition,
+    ast.arg: Reader.read_parameter,
+    ast.AnnAssign: Reader.read_annotated,
+    ast.Assign: Reader.read_assignment,
+    ast.Call: Reader.read_call,
+    ast.Import: Reader.read_import,
+    ast.ImportFrom: Reader.read_import,
+    ast.Constant: Reader.read_constant,
+}
+
+
+# ---- pyrefly's index, and where it is kept
+
+
+def read_index(data_source: str | Path, keep_in: Path | None = None) -> Index:
+    """The names of a folder of sources, or of "sample", the standard library.
+
+    keep_in: folder in which what pyrefly wrote is kept, until a file changes.
+    Raises what `read_sources` does, and ImportError where pyrefly is absent, or another one than this code was written for.
+    """
+    sources, failed = read_sources(data_source)
+    digest = hashlib.sha256(f"{installed_version()} {sys.version} {CONFIGURATION}".encode())
+    for source in sources:
+        digest.update(f"{source.place}\n{source.text}\n".encode(errors="surrogatepass"))
+    identity = digest.digest()
+    content = b""
+    if keep_in and (keep_in / "index.scip").is_file():
+        content = (keep_in / "index.scip").read_bytes()
+    if not content.startswith(identity):
+        content = identity + run_engine(sources)
+        if keep_in:
+            keep(keep_in / "index.scip", content)
+    return Index(sources, failed, parse(content.removeprefix(identity)))
+
+
+def keep(file: Path, content: bytes) -> None:
+    """Writes a file; where nothing can be written, nothing is kept."""
+    with contextlib.suppress(OSError):  # a full disk, a home that is read-only
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with disk.replacing(file) as unfinished:
+            unfinished.write_bytes(content)
+
+
+def installed_version() -> str:
+    """Raises ImportError."""
+    try:
+        return importlib.metadata.version("pyrefly")
+    except importlib.metadata.PackageNotFoundError:
+        raise ImportError(f'pyrefly, which looks names up, is not installed: pip install "{ENGINE}"') from None
+
+
+def mirrored(source: Source) -> str:
+    """Where pyrefly finds a file."""
+    return f"{source.group}/{source.place}"
+
+
+def run_engine(sources: Sequence[Source]) -> bytes:
+    """pyrefly's index of copies of the files, in UTF-8: the files of each group by a call of their own.
+
+    Raises ImportError: it is no index as this code reads it.
+    """
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
+        for source in sources:
+            file = folder / mirrored(source)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(source.text, encoding="utf-8", errors="replace", newline="\n")
+        (folder / "0" / PROBE_FILE).write_text(PROBE, encoding="utf-8")
+        groups = range(max(source.group for source in sources) + 1)
+        content = b"".join(_index_group(folder, sources, group) for group in groups)
+    missing = missing_facts(content)
+    if missing:
+        raise ImportError(
+            f'pyrefly {installed_version()} is installed, and its index lacks {", ".join(missing)}: pip install "{ENGINE}"'
+        )
+    return content
+
+
+def _index_group(folder: Path, sources: Sequence[Source], group: int) -> bytes:
+    """What is not found in the group is looked for in the first. The longest files are left out until the others are ready in time."""
+    from pyrefly.__main__ import get_pyrefly_bin  # `python -m pyrefly` would leave it running where it is stopped
+
+    roots = {(source.group, source.root) for source in sources if source.group in (0, group)}
+    depths = sorted(roots, key=lambda root: (root[0] == 0, -len(root[1]), root))
+    search_path = json.dumps([f"{number}/{root}".rstrip("/") for number, root in depths])
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    configuration = CONFIGURATION.format(group=group, search_path=search_path, version=version)
+    (folder / "pyrefly.toml").write_text(configuration, encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYREFLY_")}
+    lines = {mirrored(source): source.text.count("\n") for source in sources if source.group == group}
+    report = folder / "index.scip"
+    report.unlink(missing_ok=True)
+    while True:
+        seconds = LEAST_SECONDS + sum(lines.values()) / LINES_A_SECOND
+        try:
+            command = [get_pyrefly_bin(), *OPTIONS.split()]
+            subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=seconds, check=False)
+            return report.read_bytes() if report.is_file() else b""
+        except subprocess.TimeoutExpired:
+            longest = max(lines, key=lines.__getitem__)
+            lines.pop(longest)
+            (folder / longest).unlink()
+
+
+def missing_facts(content: bytes) -> list[str]:
+    """What an index does not say of `PROBE`."""
+    probe = Source(PROBE_FILE, PROBE_FILE, PROBE, module="probe")
+    index = Index([probe], [], [document for document in parse(content) if document.relative_path == mirrored(probe)])
+    facts = {f"line {use.line} uses {use.target}" for use in index.uses}
+    for definition in index.definitions.values():
+        facts.add(f"{definition.id} begins at {definition.line}, ends at {definition.end_line}")
+        facts.add(f"{definition.id} returns {definition.type}")
+        for above in index.above[definition.id]:
+            relation = "inherits from" if definition.kind == "class" else "overrides"
+            facts.add(f"{definition.id} {relation} {above}")
+    return [fact for fact in FACTS.split("\n") if fact not in facts]
+
+
+@functools.cache
+def index_message() -> Any:
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(text_format.Parse(SCHEMA, descriptor_pb2.FileDescriptorProto()))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("scip.Index"))
+
+
+def parse(content: bytes) -> Sequence[Any]:
+    """The documents of an index; indices that stand one behind the other are one."""
+    return index_message().FromString(content).documents
