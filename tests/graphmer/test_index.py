@@ -337,6 +337,7 @@ def test_two_applications_with_packages_of_one_name_are_both_answered(tmp_path):
     "files",
     [
         {"x/main.py": "import utils\nutils.mend()\n", "x/utils.py": "def mend(): pass\n", "y/utils.py": "", "y/main.py": "import utils\n"},
+        {"x/utils.py": "def mend(): pass\n", "x/other.py": "import utils\n", "x/main.py": "from x import utils\nutils.mend()\n"},
         {"src/utils.py": "def mend(): pass\n", "x/main.py": "from utils import mend\nmend()\n"},
         {"utils/__init__.py": "from ._all import *\n", "utils/_all.py": "def mend(): pass\n", "x/main.py": "import utils\nutils.mend()\n"},
         {"random.py": "", "x/random.py": "", "utils.py": "import random\nrandom.choice([])\ndef mend(): pass\n",

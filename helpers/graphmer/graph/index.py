@@ -12,19 +12,19 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-import os
+import operator
 import re
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from helpers.run import disk
 
-from .sources import UNREADABLE, Source, quiet, read_sources
+from .sources import UNREADABLE, Source, name_of, quiet, read_sources
 
 ENGINE = "pyrefly>=1.5,<1.6"
 LEAST_SECONDS, LINES_A_SECOND = 30, 2_000  # until the engine is stopped; on one core it reads 30,000 lines a second
@@ -157,8 +157,8 @@ class Use(NamedTuple):
 class Index:
     """definitions, and modules with their sources: by id. uses: by file and line. kinds: of all ids, also of those outside.
 
-    above: of a class or method the ids of those that it inherits from or overrides; below: the other way round. failed: path and error of each file that could
-    not be read, or not as a whole.
+    above: of a class or method the ids of those that it inherits from or overrides; below: the other way round. failed: path and error
+    of each file that could not be read, or not as a whole.
     """
 
     def __init__(self, sources: Sequence[Source], failed: list[dict[str, str]], documents: Sequence[Any]):
@@ -169,20 +169,21 @@ class Index:
         self.above: dict[str, set[str]] = defaultdict(set)
         self.below: dict[str, set[str]] = defaultdict(set)
         self.failed = failed
-        self._modules: dict[tuple[int, str], str] = {}  # by group, and the name that imports of the group use
+        self._modules: dict[tuple[int, str], str] = {}  # by group, and the names by which they are imported there
+        for group, root in roots_of(sources):
+            for source in sources:
+                if source.group == group and f"/{source.place}".startswith(f"/{root}"):
+                    self._modules.setdefault((group, name_of(source, root)), source.module)
         document_of = {document.relative_path: document for document in documents}
-        for source in sources:
-            if mirrored(source) in document_of:
-                symbol = document_of[mirrored(source)].occurrences[0].symbol
-                self._modules.setdefault((source.group, parse_symbol(symbol)[0]), source.module)
-            else:
-                failed.append(
-                    {"path": source.path, "error": f"left out by {ENGINE}: it takes too long, or cannot be read"}
-                )
         with quiet():
             for source in sources:
                 if mirrored(source) in document_of:
                     self._read(source, document_of[mirrored(source)])
+                else:
+                    self._fail(source, f"left out by {ENGINE}: it takes too long, or cannot be read")
+
+    def _fail(self, source: Source, reason: str) -> None:
+        self.failed.append({"path": source.path, "error": reason})
 
     def _id(self, source: Source, symbol: str) -> str:
         """The id of what a symbol means in a file."""
@@ -197,13 +198,13 @@ class Index:
     def _read(self, source: Source, document: Any) -> None:
         documentation = {symbol.symbol: symbol.documentation for symbol in document.symbols}
         targets: dict[tuple[int, int], str] = {}
-        mentions = []
+        uses = []
         for occurrence in document.occurrences:
             line, _, *_, column = occurrence.range
-            place, name = (line + 1, column), self._id(source, occurrence.symbol)
-            targets[place] = name
+            name = self._id(source, occurrence.symbol)
+            targets[line + 1, column] = name
             if not occurrence.symbol_roles & IS_DEFINITION:
-                mentions.append(Mention(place, "read", source.module, name.rpartition(".")[2]))
+                uses.append(Use(source.module, "read", name, name.rpartition(".")[2], source, line + 1, column))
             elif name not in self.definitions and name != LOCAL and not name.endswith(("(self)", "(cls)")):
                 # Four numbers are a place of several lines.
                 end_line = occurrence.enclosing_range[2] + 1 if len(occurrence.enclosing_range) == 4 else line + 1
@@ -220,19 +221,11 @@ class Index:
                 self.above[below].add(above)
                 self.below[above].add(below)
         try:
-            reader = Reader(source, targets, self.kinds)
+            uses = Reader(self, source, targets).uses
         except UNREADABLE as error:
-            self.failed.append({"path": source.path, "error": f"how names are used there is not known: {error}"})
-        else:
-            mentions = reader.mentions
-            for name, lines in reader.defined.items():
-                if len(lines) > 1 and name in self.definitions:
-                    others = {*lines} - {self.definitions[name].line}
-                    self.definitions[name] = self.definitions[name]._replace(also=tuple(sorted(others)))
-        for place, kind, owner, word, target in sorted(mentions):
-            target = target or targets.get(place, "")
-            if target != LOCAL and self.kinds.get(target) != "parameter":
-                self.uses.append(Use(owner, kind, target, word, source, *place))
+            self._fail(source, f"how names are used there is not known: {error}")
+        uses.sort(key=operator.attrgetter("line", "column"))
+        self.uses += uses
 
 
 def spread(names: Iterable[str], table: Mapping[str, set[str]]) -> list[str]:
@@ -272,25 +265,16 @@ def shown_type(documentation: Sequence[str]) -> str:
 # ---- how names are used
 
 
-class Mention(NamedTuple):
-    place: tuple[int, int]  # line and column of its end, in characters
-    kind: str
-    owner: str
-    word: str
-    target: str = ""  # where a text names it, which has no place in the index
-
-
 class Reader:
-    """Every mention of a name in a file. Raises what `ast.parse` does.
+    """Every use of a name in a file, but of what is of one function alone. Raises what `ast.parse` does."""
 
-    defined: id -> lines at which functions and classes of this id are defined, but for overloads and parts of a property.
-    """
-
-    def __init__(self, source: Source, targets: Mapping[tuple[int, int], str], known: Container[str]):
+    def __init__(self, index: Index, source: Source, targets: Mapping[tuple[int, int], str]):
+        self.index, self.source, self.targets = index, source, targets
         self.lines = source.text.split("\n")
-        self.module, self.targets, self.known = source.module, targets, known
-        self.mentions: list[Mention] = []
-        self.defined: dict[str, list[int]] = defaultdict(list)
+        self.uses: list[Use] = []
+        self.defined: dict[str, set[int]] = defaultdict(
+            set
+        )  # lines of each id, but of overloads and parts of a property
         self.imported: dict[str, str] = {}  # name in this file -> id
         self.texts: list[tuple[Any, str, str]] = []  # that name something, how, and in which definition
         # Nodes that are still to be read, in which definition, how names in them are used, and whether a function is around them.
@@ -304,13 +288,15 @@ class Reader:
         for text, kind, owner in self.texts:
             self.read_text(text, kind, owner)
 
-    def mention(self, line: int, column: int, kind: str, owner: str, word: str) -> str:
-        """Notes a mention, and returns the id of what it means. column: in bytes of UTF-8, as `ast` counts."""
+    def note(self, line: int, column: int, kind: str, owner: str, word: str) -> str:
+        """Notes a use, and returns the id of what it means. column: of its end, in bytes of UTF-8, as `ast` counts."""
         text = self.lines[line - 1]
         if not text.isascii():
             column = len(text.encode()[:column].decode(errors="replace"))
-        self.mentions.append(Mention((line, column), kind, owner, word))
-        return self.targets.get((line, column), "")
+        target = self.targets.get((line, column), "")
+        if target != LOCAL and self.index.kinds.get(target) != "parameter":
+            self.uses.append(Use(owner, kind, target, word, self.source, line, column))
+        return target
 
     def read_fields(self, node: ast.AST, owner: str, kind: str, in_function: bool) -> None:
         for field, value in ast.iter_fields(node):
@@ -324,13 +310,16 @@ class Reader:
         if isinstance(node, ast.Attribute):
             self.todo.append((node.value, owner, "read", in_function))
         word = node.attr if isinstance(node, ast.Attribute) else node.id
-        self.mention(node.end_lineno, node.end_col_offset, kind, owner, word)
+        self.note(node.end_lineno, node.end_col_offset, kind, owner, word)
 
     def read_definition(self, node: Any, owner: str, _: str, in_function: bool) -> None:
         inner = f"{owner}{'.<locals>' * in_function}.{node.name}"
         decorators = {getattr(decorator, "attr", getattr(decorator, "id", "")) for decorator in node.decorator_list}
         if PARTIAL.isdisjoint(decorators):
-            self.defined[inner].append(node.lineno)
+            self.defined[inner].add(node.lineno)
+        if len(self.defined[inner]) > 1 and inner in self.index.definitions:
+            others = sorted(self.defined[inner] - {self.index.definitions[inner].line})
+            self.index.definitions[inner] = self.index.definitions[inner]._replace(also=tuple(others))
         self.read_fields(node, inner, "read", not isinstance(node, ast.ClassDef))
 
     def read_parameter(self, node: ast.arg, owner: str, _: str, in_function: bool) -> None:
@@ -355,13 +344,14 @@ class Reader:
 
     def read_import(self, node: Any, *_: Any) -> None:
         """The owner is the module, also of an import within a function."""
+        module = self.source.module
         if isinstance(node, ast.ImportFrom):
             start = re.compile(r"from\s+[\w.]+").match(self.lines[node.lineno - 1], node.col_offset)
             if start and (node.lineno, start.end()) in self.targets:
-                self.mention(node.lineno, start.end(), "imported", self.module, node.module or ".")
+                self.note(node.lineno, start.end(), "imported", module, node.module or ".")
         for alias in node.names:
             end = alias.col_offset + len(alias.name.encode())
-            target = self.mention(alias.lineno, end, "imported", self.module, alias.name)
+            target = self.note(alias.lineno, end, "imported", module, alias.name)
             self.imported[alias.asname or alias.name] = target
 
     def read_constant(self, node: Any, owner: str, kind: str, _: bool) -> None:
@@ -373,15 +363,15 @@ class Reader:
         with contextlib.suppress(*UNREADABLE):
             for part in ast.walk(ast.parse(node.value.strip(), mode="eval")):
                 target = self.meaning(part)
-                if target in self.known:
-                    place = (node.end_lineno, node.end_col_offset)
-                    self.mentions.append(Mention(place, kind, owner, target.rpartition(".")[2], target))
+                if target in self.index.kinds:
+                    word = target.rpartition(".")[2]
+                    self.uses.append(Use(owner, kind, target, word, self.source, node.end_lineno, node.end_col_offset))
 
     def meaning(self, node: ast.AST) -> str:
         if isinstance(node, ast.Attribute):
             return f"{self.meaning(node.value)}.{node.attr}"
         name = getattr(node, "id", "")
-        return self.imported.get(name) or f"{self.module}.{name}"
+        return self.imported.get(name) or f"{self.source.module}.{name}"
 
 
 READERS: dict[type, Any] = {
@@ -440,6 +430,12 @@ def installed_version() -> str:
         raise ImportError(f'pyrefly, which looks names up, is not installed: pip install "{ENGINE}"') from None
 
 
+def roots_of(sources: Sequence[Source]) -> list[tuple[int, str]]:
+    """Group and place of each folder that imports begin at, what is inside before what is around it."""
+    roots = {(0, "")} | {(source.group, source.root) for source in sources}
+    return sorted(roots, key=lambda root: (-len(root[1]), root))
+
+
 def mirrored(source: Source) -> str:
     """Where pyrefly finds a file."""
     return f"{source.group}/{source.place}"
@@ -471,13 +467,12 @@ def _index_group(folder: Path, sources: Sequence[Source], group: int) -> bytes:
     """What is not found in the group is looked for in the first. The longest files are left out until the others are ready in time."""
     from pyrefly.__main__ import get_pyrefly_bin  # `python -m pyrefly` would leave it running where it is stopped
 
-    roots = {(source.group, source.root) for source in sources if source.group in (0, group)}
-    depths = sorted(roots, key=lambda root: (root[0] == 0, -len(root[1]), root))
-    search_path = json.dumps([f"{number}/{root}".rstrip("/") for number, root in depths])
+    roots = [(number, root) for number, root in roots_of(sources) if number in (0, group)]
+    roots.sort(key=lambda root: root[0] == 0)
+    search_path = json.dumps([f"{number}/{root}".rstrip("/") for number, root in roots])
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     configuration = CONFIGURATION.format(group=group, search_path=search_path, version=version)
     (folder / "pyrefly.toml").write_text(configuration, encoding="utf-8")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYREFLY_")}
     lines = {mirrored(source): source.text.count("\n") for source in sources if source.group == group}
     report = folder / "index.scip"
     report.unlink(missing_ok=True)
@@ -485,7 +480,7 @@ def _index_group(folder: Path, sources: Sequence[Source], group: int) -> bytes:
         seconds = LEAST_SECONDS + sum(lines.values()) / LINES_A_SECOND
         try:
             command = [get_pyrefly_bin(), *OPTIONS.split()]
-            subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=seconds, check=False)
+            subprocess.run(command, cwd=folder, capture_output=True, timeout=seconds, check=False)
             return report.read_bytes() if report.is_file() else b""
         except subprocess.TimeoutExpired:
             longest = max(lines, key=lines.__getitem__)

@@ -11,7 +11,7 @@ import re
 import sys
 import sysconfig
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,16 +146,13 @@ def notebook_code(content: bytes) -> tuple[str, list[tuple[int, int]]]:
 def place_modules(sources: Sequence[Source]) -> None:
     """Gives each file its root, module and group."""
     packages = {_parent(source.place) for source in sources if source.place.endswith("/__init__.py")}
-    inside: dict[str, set[str]] = {}  # folder -> what can be imported from there by its first name
+    inside: dict[str, set[str]] = defaultdict(set)  # folder -> what can be imported from there by its first name
+    imported: dict[str, set[str]] = defaultdict(set)  # folder -> what its files import
     for source in sources:
-        path = source.place.removesuffix(".py").removesuffix("/__init__")
-        inside.setdefault(_parent(path), set()).add(path.rpartition("/")[2])
-    imported: dict[str, set[str]] = {}  # folder -> what its files import by its first name
-    for source in sources:
-        own_name = source.place.rpartition("/")[2].removesuffix(".py")
-        names = set(IMPORTED.findall(source.text)) - {own_name}
-        imported.setdefault(_parent(source.place), set()).update(names)
-    starts: dict[str, str] = {}  # where the name of a module begins
+        folder, _, name = path_of(source).rpartition("/")
+        inside[folder].add(name)
+        imported[_parent(source.place)] |= {*IMPORTED.findall(source.text)} - {name}
+    starts = {}
     for source in sources:
         folder = _parent(source.place)
         if folder in packages:
@@ -163,65 +160,57 @@ def place_modules(sources: Sequence[Source]) -> None:
                 folder = _parent(folder)
             source.root = starts[source.place] = folder
             continue
-        around = list(_above(folder))
+        around = [folder]
+        while around[-1]:
+            around.append(_parent(around[-1]))
         kept_in = (start for start in around if start.rpartition("/")[2] in SOURCE_FOLDERS)
         starts[source.place] = next(kept_in, "")
         # A script sees what is beside it, or beside a folder around it: the nearest that has something which it imports.
-        near = (start for start in around if imported[folder] & inside.get(start, set()))
+        near = (start for start in around if not inside[start].isdisjoint(imported[folder]))
         source.root = next(near, starts[source.place])
-    _name_modules(sources, starts)
-    _group_roots(sources)
-
-
-def _name_modules(sources: Sequence[Source], starts: dict[str, str]) -> None:
-    """The name from where it starts; where two files would have one name, those of both starts are named from the outermost folder."""
-    names = {source.place: _dotted(source.place, starts[source.place]) for source in sources}
+    names = {source.place: name_of(source, starts[source.place]) for source in sources}
     count = Counter(names.values())
+    # Where two files would have one name, all modules beside these are named from the outermost folder.
     clashing = {(starts[place], name.partition(".")[0]) for place, name in names.items() if count[name] > 1}
     used: set[str] = set()
     for source in sources:
         name = names[source.place]
         if (starts[source.place], name.partition(".")[0]) in clashing:
-            name = _dotted(source.place, "")
+            name = name_of(source, "")
         source.module = source.place if name in used else name  # a package hides a module of its name
         used.add(name)
+    _group_roots(sources)
 
 
 def _group_roots(sources: Sequence[Source]) -> None:
-    """Roots of which two have a module of one name, or a module that hides one of the standard library, are in groups of their own."""
+    """Roots that have modules of one name are in different groups, and one that hides a module of the standard library in its own."""
     names: dict[str, set[str]] = {"": set()}
     for source in sources:
-        names.setdefault(source.root, set()).add(_dotted(source.place, source.root))
+        names.setdefault(source.root, set()).add(name_of(source, source.root))
     groups: list[set[str]] = []
     group_of = {}
-    for root in sorted(names, key=lambda root: (root.count("/") + bool(root), root)):
-        is_alone = root != "" and not sys.stdlib_module_names.isdisjoint(names[root])
-        group = len(groups)
-        if not is_alone:
-            group = next((number for number, taken in enumerate(groups) if taken.isdisjoint(names[root])), group)
-        if group == len(groups):
-            groups.append(set())
-        groups[group] |= names[root]
-        group_of[root] = group
+    for root in sorted(names, key=len):
+        hides = root != "" and not sys.stdlib_module_names.isdisjoint(names[root])
+        fitting = (group for group, taken in enumerate(groups) if not hides and taken.isdisjoint(names[root]))
+        group_of[root] = next(fitting, len(groups))
+        if group_of[root] == len(groups):
+            groups.append(set().union(*names.values()) if hides else set())
+        groups[group_of[root]] |= names[root]
     for source in sources:
         source.group = group_of[source.root]
 
 
-def _dotted(place: str, root: str) -> str:
-    path = place.removesuffix(".py").removesuffix("/__init__").removeprefix(f"{root}/")
-    return path.replace(".", "_").replace("/", ".")
+def name_of(source: Source, root: str) -> str:
+    """The name by which a file is imported from a folder."""
+    return path_of(source).removeprefix(f"{root}/").replace(".", "_").replace("/", ".")
+
+
+def path_of(source: Source) -> str:
+    return source.place.removesuffix(".py").removesuffix("/__init__")
 
 
 def _parent(path: str) -> str:
     return path.rpartition("/")[0]
-
-
-def _above(folder: str) -> Iterator[str]:
-    """A folder and those around it, the nearest first; the last is ""."""
-    while folder:
-        yield folder
-        folder = _parent(folder)
-    yield ""
 
 
 @contextlib.contextmanager
