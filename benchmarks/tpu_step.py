@@ -127,10 +127,8 @@ def _tuning(runtime: Runtime, folder: str, method: str, length: int) -> tuple[Re
     # BertConfig() is bert-base-uncased; the notebook's data has 16,000 rows of six labels.
     config = AutoConfig.from_pretrained(folder) if folder else BertConfig()
     config.num_labels = 6
-    # What XLA makes of attention is what it makes of products and a softmax that are written out.
-    attention = "eager" if runtime.kind == "xla" else "sdpa"
     with torch.device("meta"):
-        model = AutoModelForSequenceClassification.from_config(config, attn_implementation=attention)
+        model = AutoModelForSequenceClassification.from_config(config, attn_implementation="sdpa")
     tokens = length or TuningParameters.defaults().max_length
     step = Step(model=model, batch=lambda examples: blank_batch(tokens, examples), loss=_loss_of, length=tokens)
     return recipe(16_000, 8, tokens), step

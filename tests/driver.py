@@ -23,7 +23,8 @@ def detect(kind: str, **options):
 def watch(trainer, kill_step: int | None):
     """Kills this process inside a step, before the optimizer. On XLA it counts what leaves the device, and what is compiled.
 
-    transfers: to the host until each step's end. late: compilations and transfers inside steps after the first.
+    transfers: to the host until each step's end. late: compilations and transfers inside steps from the third on.
+    XLA compiles the first step and, after the first log, the second; the rest of a run reuses these programs.
     """
     import transformers
 
@@ -34,7 +35,7 @@ def watch(trainer, kill_step: int | None):
             self.transfers, self.late, self.began = [], {"compiles": 0, "transfers": 0}, {}
 
         def on_step_begin(self, args, state, control, **kwargs):
-            if trainer.runtime.kind == "xla" and self.transfers:
+            if trainer.runtime.kind == "xla" and len(self.transfers) > 1:
                 self.began = xla.counters()
 
         def on_pre_optimizer_step(self, args, state, control, **kwargs):
