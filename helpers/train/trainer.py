@@ -30,6 +30,7 @@ from helpers.run import checkpoint, folder_lock
 from helpers.show import tracking
 from helpers.show.progress import Wandb, progress
 
+from .duration import Duration
 from .interruption import NonFiniteLoss, Stopped, Stops, is_out_of_memory
 from .meter import Meter
 
@@ -70,11 +71,21 @@ class TrainerMixin(TrainerCallback):
         self.remove_callback(PrinterCallback)
         if self.pop_callback(WandbCallback):
             self.add_callback(Wandb())
-        for callback in (self.stops, self.engine, self.meter, self, progress()):
+        self.duration = Duration(self._training_seconds, self._say, self._evaluation_in_steps())
+        for callback in (self.stops, self.engine, self.meter, self, self.duration, progress()):
             self.add_callback(callback)
         self.engine.prepare(self.trained_module(), self.transformer())
         if plan.gradient_checkpointing:
             attention.checkpoint_activations(self.transformer(), runtime.kind)
+
+    def _training_seconds(self) -> float:
+        self.runtime.wait()
+        return self.meter.training_seconds()
+
+    def _evaluation_in_steps(self) -> float:
+        """How many steps an evaluation takes as long as: an example costs a forward pass, a third of its training."""
+        examples = len(self.eval_dataset) if hasattr(self.eval_dataset, "__len__") else 0
+        return examples / self.plan.batch_size / 3
 
     def trained_module(self) -> torch.nn.Module:
         """The module with all trained weights: the model, or a loss around it with weights of its own."""
@@ -362,6 +373,7 @@ class TrainerMixin(TrainerCallback):
                 "loss_last": losses[-1],
                 "first_step_seconds": getattr(helpers, "first_step_seconds", None),
                 **self.meter.results(),
+                "estimated_seconds": self.duration.estimated_seconds,
                 "resumed_from_step": self.resumed_from,
                 "messages": self.messages,
             },
