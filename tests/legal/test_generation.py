@@ -3,14 +3,10 @@
 import pytest
 import torch
 
-from helpers.legal.evaluation import EXAMPLES, ask_the_most
-from helpers.legal.generation import BATCH, generate, log_probabilities
+from helpers.legal.generation import generate
 from helpers.machine.engine import cpu_copy
-from helpers.plan.counting import evaluation_peak
-from helpers.plan.workloads import Workload
 from tests.harness import answers_on_xla
 from tests.models import tiny, with_lora
-from tests.plan.test_counting import allocated
 
 PAD, STOP, OTHER_STOP = 0, 1, 7
 LENGTHS = (5, 40, 3, 17, 90, 8, 21, 33, 60, 2)
@@ -98,50 +94,6 @@ def test_a_lora_model_writes_as_its_merged_weights_do():
     adapted = tiny_lora()
     merged = cpu_copy(adapted).merge_and_unload()
     assert written(adapted, prompts()) == written(merged, prompts()) != written(tiny_model(), prompts())
-
-
-# ---- log-probabilities
-
-
-def test_log_probabilities_are_the_sums_over_plain_passes_with_the_end_of_the_turn(model):
-    asked, choices = prompts((6, 30, 3)), ([9], [12, 13, 14], [12, 15])
-    found = log_probabilities(model, Numbers(), asked, choices)
-    for prompt, row in zip(asked, found, strict=True):
-        for choice, value in zip(choices, row, strict=True):
-            ids = [*prompt, *choice, STOP]
-            with torch.no_grad():
-                log_p = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-            wanted = sum(float(log_p[at - 1, ids[at]]) for at in range(len(prompt), len(ids)))
-            assert value == pytest.approx(wanted, abs=1e-4)
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("largest", ["texts", "labels"])
-def test_the_planner_counts_what_the_allocator_gives_for_the_largest_questions(largest):
-    """Of long texts, and of many labels after solved examples."""
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 64}
-    model = tiny_model(**sizes, num_key_value_heads=2)
-    prompt, answer, choices = {"texts": (90, 40, 0), "labels": (90, 2, 20)}[largest]
-    asked = prompts([prompt - n for n in range(BATCH)])
-    examples = prompts([(1 + EXAMPLES) * prompt])
-    calls = {
-        "texts": lambda: written(model, asked, stop_token_ids=(63,), max_new_tokens=answer),
-        "labels": lambda: log_probabilities(model, Numbers(), examples, [[8 + n] for n in range(choices)]),
-    }
-    step = Workload(
-        notebook="test",
-        name="tiny",
-        model=model,
-        batch=None,
-        loss=None,
-        evaluation=lambda model: ask_the_most(model, prompt, answer, (choices, 2)),
-        length=prompt,
-    )
-    counted = evaluation_peak(step, kind="cpu", precision="fp32")
-    with torch.no_grad():
-        measured = {name: allocated(model, call) for name, call in calls.items() if choices or name != "labels"}
-    assert max(measured, key=measured.get) == largest
-    assert counted == pytest.approx(measured[largest], rel=0.05)
 
 
 # ---- XLA
