@@ -83,7 +83,7 @@ def main(output_dir: str, options: dict) -> dict:
     trainer.add_callback(Stop())
     watch = driver.watch(trainer, None)
     trainer.train(resume_from_checkpoint=True)
-    logits = trainer.logits(task_of(runtime).rows("test", trainer.settings))
+    logits = trainer.logits("test")
     return {
         **trainer.results(),
         "late": watch.late,

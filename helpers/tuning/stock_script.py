@@ -1,12 +1,12 @@
-"""Trains a text classifier in stock transformers with the settings beside this file, on the rows that the notebook read.
+"""Trains a text classifier in stock transformers with the settings beside this file.
 
-python train.py                                           # torchrun --nproc-per-node 2 train.py for two GPUs
-
-Other data: replace train.jsonl, validation.jsonl and test.jsonl, each line an object with `text` and `label`.
+python train.py texts.csv              # columns text and label; a tenth of the rows is the test
+python train.py train.csv test.csv     # torchrun --nproc-per-node 2 train.py ... for two GPUs
 """
 
 import json
 import os
+import sys
 from pathlib import Path
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages for a CPU's tensors; torch reads it when it is imported
@@ -26,14 +26,12 @@ from transformers import (
 def main() -> None:
     folder = Path(__file__).resolve().parent
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-    name = settings["model"]
-    if (folder / name).exists():
-        name = str(folder / name)
-    tokenizer = AutoTokenizer.from_pretrained(name, revision=settings["revision"])
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    files = {split: str(folder / f"{split}.jsonl") for split in ("train", "validation", "test")}
-    rows = load_dataset("json", data_files=files)
-    labels = sorted(set(rows["train"]["label"]))
+    arguments = TrainingArguments(str(folder / "trained"), **settings["training_arguments"])
+    rows = load_dataset("csv", data_files=dict(zip(("train", "test"), sys.argv[1:], strict=False)))
+    if "test" not in rows:
+        rows = rows["train"].train_test_split(0.1, seed=arguments.seed)
+    labels = sorted({*rows["train"]["label"], *rows["test"]["label"]})
+    tokenizer = AutoTokenizer.from_pretrained(**settings["model"])
 
     def encode(row: dict) -> dict:
         encoded = tokenizer(row["text"], truncation=True, max_length=settings["max_length"])
@@ -41,23 +39,13 @@ def main() -> None:
 
     rows = rows.map(encode, remove_columns=["text", "label"])
     model = AutoModelForSequenceClassification.from_pretrained(
-        name,
-        revision=settings["revision"],
+        **settings["model"],
         dtype="float32",
-        attn_implementation=settings["attn_implementation"],
-        id2label=dict(enumerate(labels)),
-        label2id={label: place for place, label in enumerate(labels)},
-        pad_token_id=tokenizer.pad_token_id,
+        id2label={number: str(label) for number, label in enumerate(labels)},
         ignore_mismatched_sizes=True,
     )
-    trainer = Trainer(
-        model,
-        TrainingArguments(str(folder / "trained"), **settings["training_arguments"]),
-        train_dataset=rows["train"],
-        eval_dataset=rows["validation"],
-        processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=settings["pad_to_multiple_of"]),
-    )
+    collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=settings["pad_to_multiple_of"])
+    trainer = Trainer(model, arguments, collator, rows["train"], processing_class=tokenizer)
     trainer.train()
     trainer.save_model()
     output = trainer.predict(rows["test"])  # where training groups by length, the rows come in that order, too

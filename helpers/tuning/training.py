@@ -1,12 +1,13 @@
-"""The classifier, one training run of it, and its training step for the planner.
+"""The classifier, and one training run of it.
 
-Settings are fields of `TrainingArguments`, with four that are not among them: `attn_implementation` of the model, `pad_to`, the length
-that the collator pads to (without it: the longest text of a batch), `pad_to_multiple_of`, which the collator rounds that up to, and
-`times_the_examples`, how many times the examples of the stock run are trained on (without it: once).
+Settings are fields of `TrainingArguments`, with three that are not among them: `pad_to`, the length that the collator pads to
+(without it: the longest text of a batch), `pad_to_multiple_of`, which the collator rounds that up to, and `times_the_examples`, how
+many times the examples of the stock run are trained on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -36,23 +37,30 @@ from helpers.machine import ranks
 from helpers.machine.runtime import Runtime
 from helpers.parameters import SAMPLE, source_path
 from helpers.plan import settings as planner
-from helpers.plan.settings import FITS, Plan, Recipe
+from helpers.plan.settings import Plan, Recipe
 from helpers.plan.workloads import Asked, Workload
 from helpers.train.arguments import training_arguments
 from helpers.train.trainer import TrainerMixin
 
 from .data import LabelledTexts
-from .evaluation import Trial
-from .parameters import LEARNING_RATE, NOTEBOOK, TuningParameters, recipe
+from .evaluation import Trial, macro_f1
+from .parameters import EPOCHS, LEAST_STEPS, NOTEBOOK, TuningParameters, learning_rate, recipe
 from .sample import sample_classifier
 
 IGNORED = -100  # label of a row that only fills a batch: no loss counts it
 Settings = dict[str, Any]
 EXAMPLES = "times_the_examples"
-NOT_ARGUMENTS = ("attn_implementation", "pad_to", "pad_to_multiple_of", EXAMPLES)
 BATCH, RATE = "per_device_train_batch_size", "learning_rate"
 SAMPLING, GROUPED = "train_sampling_strategy", "group_by_length"
-PLANNED = (BATCH, RATE, "bf16", "fp16", "tf32", "gradient_checkpointing")  # through the plan
+NOT_ARGUMENTS = ("pad_to", "pad_to_multiple_of", EXAMPLES)
+DIRECT = (
+    "optim",
+    SAMPLING,
+    "dataloader_num_workers",
+    "dataloader_pin_memory",
+    "torch_compile",
+    "tf32",
+)  # the others through the plan
 PROCESSOR, WALL = "processor time", "wall time"
 ROWS, LABELS = 16_000, 6  # of dair-ai/emotion, the notebook's default
 BUSY = 0.7  # utilisation below which the device waits
@@ -74,23 +82,21 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
     label2id = {label: number for number, label in enumerate(labels)}
     config = {"id2label": dict(enumerate(labels)), "label2id": label2id}
     if base_model == SAMPLE:
-        return sample_classifier(texts, config)
-    name = str(source_path("base_model", base_model) or base_model)
-    revision = hub.REVISIONS.get(base_model)  # which a folder has none of
+        return sample_classifier(texts, seed, config)
+    place = {
+        "pretrained_model_name_or_path": str(source_path("base_model", base_model) or base_model),
+        "revision": hub.REVISIONS.get(base_model),  # which a folder has none of
+        "trust_remote_code": False,
+    }
     with hub.reading(name="base_model", source=base_model):
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(**place)
         model = AutoModelForSequenceClassification.from_pretrained(
-            name,
-            revision=revision,
-            trust_remote_code=False,
+            **place,
             dtype="float32",
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # the head may have other labels, and is drawn anew
             **config,
         )
-    if tokenizer.pad_token is None:  # decoders
-        tokenizer.pad_token = tokenizer.eos_token
-    model.config.pad_token_id, model.config.use_cache = tokenizer.pad_token_id, False  # nothing is generated
     return model, tokenizer
 
 
@@ -116,48 +122,43 @@ class Task:
 
     @property
     def start(self) -> Settings:
-        """The stock Trainer: what `TrainingArguments()` and the libraries choose when they are told nothing.
+        """The stock Trainer: what `TrainingArguments()` and the libraries choose when they are told nothing, but for the rate.
 
         On XLA each length would be compiled and the fused kernel crashes: there the start pads to what 99 of 100 texts need.
         """
-        batch = min(8, self.params.batch_size or 8)  # a smaller one that is asked for is where it starts
-        settings: Settings = {BATCH: batch, RATE: self.params.learning_rate or LEARNING_RATE}
-        settings |= {"optim": "adamw_torch_fused", "dataloader_num_workers": 0}
-        settings |= {SAMPLING: "random", "attn_implementation": self.model.config._attn_implementation}
+        settings: Settings = {
+            BATCH: min(8, self.params.batch_size or 8),  # a smaller one that is asked for is where it starts
+            RATE: self.params.learning_rate or learning_rate(self.model.num_parameters()),
+            SAMPLING: "random",
+            EXAMPLES: 1,
+            "optim": "adamw_torch_fused",
+            "dataloader_num_workers": 0,
+        }
         if self.runtime.kind == "xla":
-            batch = -(-batch // self.runtime.device_count)
-            longest = math.ceil(self.lengths()["99 %"] / 8) * 8
-            settings |= {BATCH: batch, "optim": "adamw_torch", "pad_to": min(self.params.max_length, longest)}
+            settings[BATCH] = -(-settings[BATCH] // self.runtime.device_count)
+            settings["optim"] = "adamw_torch"
+            settings["pad_to"] = min(self.params.max_length, math.ceil(self.lengths()["99 %"] / 8) * 8)
         return settings
 
-    @functools.cached_property
-    def step(self) -> Workload:
-        length = self.start.get("pad_to", self.params.max_length)
-        return workload(self.model, self.params.base_model, length)
-
-    def rows(self, split: str, settings: Settings | None = None) -> list[dict]:
-        """The texts of "train", "validation" or "test" as token ids, cut to what the settings pad to or `max_length`, not padded."""
-        return self._encoded(split, (settings or {}).get("pad_to") or self.params.max_length)
+    @property
+    def examples(self) -> int:
+        """Of a run of the start: `max_steps` batches, or three passes over the rows and not too few steps."""
+        batch = self.start[BATCH] * self.runtime.device_count
+        steps = max(LEAST_STEPS, EPOCHS * len(self.texts.train) // batch)
+        return batch * (self.params.max_steps or steps)
 
     @functools.cache  # noqa: B019  one task a notebook
-    def _encoded(self, split: str, length: int) -> list[dict]:
-        """The texts of a split, each as a row of token ids, cut to `length`, and its label."""
+    def rows(self, split: str, length: int | None = None) -> list[dict]:
+        """The texts of "train", "validation" or "test" as token ids, cut to `length` or `max_length`, and their labels."""
         texts, labels = zip(*getattr(self.texts, split), strict=True)
-        columns = self.tokenizer([*texts], truncation=True, max_length=length)
+        columns = self.tokenizer([*texts], truncation=True, max_length=length or self.params.max_length)
         return Dataset.from_dict({**columns, "labels": labels}).to_list()
 
     def lengths(self) -> dict[str, int]:
         """Tokens of the training texts, cut to `max_length`: median, 99th percentile, longest."""
         lengths = [len(row["input_ids"]) for row in self.rows("train")]
-        median, high, longest = np.percentile(lengths, (50, 99, 100)).astype(int).tolist()
-        return {"median": median, "99 %": high, "longest": longest}
-
-    def loss_of_frequencies(self) -> float:
-        """Loss on the dev texts of a model that knows nothing but how frequent each label is among the training texts."""
-        counts = np.bincount([label for _, label in self.texts.train])
-        log_shares = np.log(counts / counts.sum())
-        labels = [label for _, label in self.texts.validation]
-        return -float(np.mean(log_shares[labels]))
+        quantiles = np.percentile(lengths, (50, 99, 100)).astype(int).tolist()
+        return dict(zip(("median", "99 %", "longest"), quantiles, strict=True))
 
     def untrained(self, seed: int):
         """A copy of the first weights; with another seed than the parameters' a new head, of a sample model all is new."""
@@ -166,31 +167,31 @@ class Task:
         texts = (text for text, _ in self.texts.train)
         return load_classifier(self.params.base_model, self.texts.labels, texts=texts, seed=seed)[0]
 
+    @functools.cached_property
+    def step(self) -> Workload:
+        length = self.start.get("pad_to", self.params.max_length)
+        return workload(self.model, self.params.base_model, length)
+
     def plan(self, settings: Settings, steps: int = 0) -> Plan:
         """The plan of a run with these settings: nothing is accumulated, since which batch fits is found out by trying.
 
-        steps: 0 for as many as see the examples that the start would see, times the settings' factor, whatever the batch.
+        steps: 0 for as many as see the examples of the start, times the settings' factor, whatever the batch.
         """
-        params, devices = self.params, self.runtime.device_count
-        size = settings[BATCH]
-        stock = recipe(len(self.texts.train), self.start[BATCH] * devices, params.max_length, params.max_steps)
-        longer = dataclasses.replace(stock, max_steps=stock.max_steps * settings.get(EXAMPLES, 1))
+        devices = self.runtime.device_count
+        length = settings.get("pad_to", self.params.max_length)
+        steps = steps or round(self.examples * settings[EXAMPLES] / settings[BATCH] / devices)
         precision = next((half for half in ("bf16", "fp16") if settings.get(half)), "fp32")
+        stock = recipe(len(self.texts.train), settings[BATCH] * devices, length)
         planned = planner.plan(
-            dataclasses.replace(longer, micro_batch_size=size),
+            dataclasses.replace(stock, micro_batch_size=settings[BATCH]),
             self.step,
             dataclasses.replace(self.runtime, precision=precision),
-            batch_size=size * devices,
+            batch_size=settings[BATCH] * devices,
             learning_rate=settings[RATE],
             max_steps=steps,
             gradient_checkpointing=settings.get("gradient_checkpointing", False),
         )
-        length = settings.get("pad_to", params.max_length)
-        return dataclasses.replace(planned, precision=precision, sequence_length=length)
-
-    def too_large(self, settings: Settings) -> bool:
-        """Whether a CPU's memory may not suffice, by counting: the system would end the process, where a GPU raises an error."""
-        return self.runtime.kind == "cpu" and self.plan(settings).memory.fits not in FITS
+        return dataclasses.replace(planned, precision=precision)
 
 
 # ---- a run
@@ -199,10 +200,7 @@ class Task:
 class GroupedByLength(LengthGroupedSampler):
     """transformers' sampler, which draws each epoch from the seed and the epoch's number, so that a resumed epoch has the same order."""
 
-    def __init__(self, batch: int, rows: list[dict], seed: int):
-        super().__init__(batch, lengths=[len(row["input_ids"]) for row in rows])
-        self.seed = seed
-        self.set_epoch(0)
+    seed = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.generator = torch.Generator().manual_seed(self.seed + epoch)
@@ -222,25 +220,35 @@ class ClassifierTrainer(TrainerMixin, Trainer):
     def __init__(
         self, task: Task, settings: Settings, output_dir: Path, *, seed: int, steps: int = 0, train=None, **overrides
     ):
+        torch.compiler.reset()  # each trainer compiles its own copy, and after eight variants PyTorch would stop compiling
         plan, pad_to = task.plan(settings, steps), settings.get("pad_to")
-        padding = "max_length" if pad_to else "longest"
-        if train is None:
-            train = task.rows("train", settings)
+        train = train or task.rows("train", pad_to)
         if len(train) < plan.micro_batch_size:
             raise ValueError(
                 f"batch_size={plan.batch_size}: a batch needs as many training rows, and there are {len(train)}; lower "
                 "batch_size or give more rows"
             )
+        third = max(1, plan.max_steps // 3)
+        fields = {
+            "lr_scheduler_type": "linear",
+            "eval_steps": third,
+            "save_steps": third,
+            "logging_steps": 50,
+            "report_to": task.params.report_to,
+            "remove_unused_columns": False,
+            "tf32": False,
+        }
+        if pad_to:  # on XLA
+            fields["eval_accumulation_steps"] = 1  # else logits grow on the device
+        fields |= {name: settings[name] for name in DIRECT if name in settings}
+        args = training_arguments(plan, task.runtime, output_dir, seed=seed, **fields | overrides)
         model = task.untrained(seed)
-        if model.config._attn_implementation != settings["attn_implementation"]:
-            model.set_attn_implementation(settings["attn_implementation"])
-        args = arguments(task, settings, output_dir, plan, seed=seed, **overrides)
-        validation = whole_batches(task.rows("validation", settings), args.eval_batch_size)
+        padding = "max_length" if pad_to else "longest"
         super().__init__(
             model=model,
             args=args,
             train_dataset=train,
-            eval_dataset=validation,
+            eval_dataset=whole_batches(task.rows("validation", pad_to), args.eval_batch_size),
             data_collator=DataCollatorWithPadding(task.tokenizer, padding, pad_to, settings.get("pad_to_multiple_of")),
             processing_class=task.tokenizer,
             plan=plan,
@@ -252,15 +260,12 @@ class ClassifierTrainer(TrainerMixin, Trainer):
         self.model_accepts_loss_kwargs = False
         self.task, self.settings = task, settings
 
-    def train(self, *args, **kwargs):
-        torch.compiler.reset()  # each trainer compiles its own copy, and after eight variants PyTorch would stop compiling
-        return super().train(*args, **kwargs)
-
     def _get_train_sampler(self, train_dataset=None) -> Sampler:
         if self.args.train_sampling_strategy != GROUPED:
             return super()._get_train_sampler(train_dataset)
-        batch = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        return GroupedByLength(batch, train_dataset or self.train_dataset, self.args.seed)
+        sampler = GroupedByLength(self.args.train_batch_size, dataset=self.train_dataset)
+        sampler.seed = self.args.seed
+        return sampler
 
     def _get_eval_sampler(self, eval_dataset) -> Sampler:
         """Rows as they come: transformers would group them by length, too, and give predictions in that order."""
@@ -273,45 +278,13 @@ class ClassifierTrainer(TrainerMixin, Trainer):
             return self.meter.counts["processor_seconds"]
         return wall
 
-    def logits(self, rows: list[dict]) -> np.ndarray:
-        """Logits of encoded rows, [N, C]."""
+    def logits(self, split: str) -> np.ndarray:
+        """Logits of the texts of a split, [N, C]."""
+        rows = self.task.rows(split, self.settings.get("pad_to"))
         loader = self.get_eval_dataloader(whole_batches(rows, self.args.eval_batch_size))
         with self.meter.aside():
             output = self.evaluation_loop(loader, "Prediction", prediction_loss_only=False)
         return output.predictions[: len(rows)]
-
-
-def trial_folder(task: Task, folder: Path, settings: Settings, seed: int) -> Path:
-    """Where a trial with these settings keeps its checkpoints."""
-    name = "stock"
-    if settings != task.start:
-        name = f"batch-{settings[BATCH]}-rate-{settings[RATE]:.4g}-examples-x{settings.get(EXAMPLES, 1)}"
-    return folder / "trials" / f"{name}-seed-{seed}"
-
-
-def trained(task: Task, settings: Settings, folder: Path, *, seed: int, examples: int) -> ClassifierTrainer:
-    """Trains on so many examples, times the settings' factor, or goes on with that run."""
-    examples *= settings.get(EXAMPLES, 1)
-    batch = settings[BATCH] * task.runtime.device_count
-    steps = max(1, round(examples / batch))
-    folder = trial_folder(task, folder, settings, seed)
-    trainer = ClassifierTrainer(task, settings, folder, seed=seed, steps=steps)
-    trainer.train(resume_from_checkpoint=task.params.resume)
-    return trainer
-
-
-def run_trial(task: Task, settings: Settings, folder: Path, *, seed: int, examples: int) -> Trial:
-    """A training run, and what its model makes of each dev text."""
-    trainer = trained(task, settings, folder, seed=seed, examples=examples)
-    logits = torch.from_numpy(trainer.logits(task.rows("validation", settings))).float()
-    labels = torch.tensor([label for _, label in task.texts.validation])
-    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-    return Trial(settings, seed, trainer.training_seconds(), losses.tolist(), logits.argmax(dim=1).tolist())
-
-
-def predictions(trainer: ClassifierTrainer, split: str = "test") -> np.ndarray:
-    """The label of each text of a split, as the trained model says it."""
-    return trainer.logits(trainer.task.rows(split, trainer.settings)).argmax(axis=1)
 
 
 def whole_batches(rows: list[dict], batch: int) -> list[dict]:
@@ -320,26 +293,35 @@ def whole_batches(rows: list[dict], batch: int) -> list[dict]:
     return rows + [rows[0] | {"labels": IGNORED}] * missing
 
 
-def arguments(task: Task, settings: Settings, output_dir: Path, plan: Plan, *, seed: int, **overrides):
-    """`TrainingArguments` of a run with these settings; `overrides` are any of its fields."""
-    interval = max(1, plan.max_steps // 3)
-    fields = {
-        "per_device_eval_batch_size": 2 * plan.per_device_batch_size * task.runtime.engine.fed,
-        "lr_scheduler_type": "linear",
-        "eval_steps": interval,
-        "save_steps": interval,
-        "logging_steps": max(1, min(50, plan.max_steps // 10)),
-        "report_to": task.params.report_to,
-        "remove_unused_columns": False,
-    }
-    if task.runtime.has_tf32:
-        fields["tf32"] = settings.get("tf32", False)
-    if task.runtime.kind == "xla":
-        fields["eval_accumulation_steps"] = 1  # else logits grow on the device
-    for name, value in settings.items():
-        if name not in (*NOT_ARGUMENTS, *PLANNED):
-            fields[name] = value
-    return training_arguments(plan, task.runtime, output_dir, seed=seed, **fields | overrides)
+def folder_of(settings: Settings, folder: Path, seed: int) -> Path:
+    """Where a trial with these settings keeps its checkpoints."""
+    name = "-".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in settings.values())
+    return folder / "trials" / f"{name}-seed-{seed}"
+
+
+def trained(task: Task, settings: Settings, folder: Path, *, seed: int, examples: int) -> ClassifierTrainer:
+    """Trains on so many examples, times the settings' factor, or goes on with that run."""
+    steps = max(1, round(examples * settings[EXAMPLES] / settings[BATCH] / task.runtime.device_count))
+    trainer = ClassifierTrainer(task, settings, folder_of(settings, folder, seed), seed=seed, steps=steps)
+    trainer.train(resume_from_checkpoint=task.params.resume)
+    return trainer
+
+
+def run_trial(task: Task, settings: Settings, folder: Path, *, seed: int, examples: int) -> Trial:
+    """A training run, and what its model makes of each dev text."""
+    trainer = trained(task, settings, folder, seed=seed, examples=examples)
+    logits = torch.from_numpy(trainer.logits("validation")).float()
+    labels = torch.tensor([label for _, label in task.texts.validation])
+    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    predicted = logits.argmax(dim=1).tolist()
+    return Trial(
+        settings,
+        seconds=trainer.training_seconds(),
+        dev_losses=losses.tolist(),
+        dev_predictions=predicted,
+        dev_loss=losses.mean().item(),
+        dev_f1=macro_f1(labels, predicted),
+    )
 
 
 def clock(runtime: Runtime) -> str:
@@ -350,30 +332,24 @@ def clock(runtime: Runtime) -> str:
 
 
 class Utilisation(TrainerCallback):
-    """A GPU's utilisation, by torch's own call, and memory at each log."""
+    """A GPU's utilisation at each log, by torch's own call, as shares of 1."""
 
-    def __init__(self, runtime):
-        self.runtime, self.samples = runtime, []
+    def __init__(self, runtime: Runtime):
+        self.runtime = runtime
+        self.shares: list[float] = []
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if "loss" in (logs or {}):
-            self.samples.append((state.global_step, self.busy(), self.runtime.engine.peak_memory()))
-
-    def busy(self) -> float | None:
-        """A share of 1; None where the device does not tell."""
-        if self.runtime.kind != "cuda":
-            return None
-        try:
-            return torch.cuda.utilization() / 100
-        except Exception:  # NVML's own errors: a slice of a board, or a driver that does not tell
-            return None
+        if self.runtime.kind == "cuda" and "loss" in (logs or {}):
+            with contextlib.suppress(
+                Exception
+            ):  # NVML's own errors: a slice of a board, or a driver that does not tell
+                self.shares.append(torch.cuda.utilization() / 100)
 
     def advice(self) -> str:
         """What to change, by the mean over the logs."""
-        shares = [share for _, share, _ in self.samples if share is not None]
-        if not shares:
+        if not self.shares:
             return "This device does not report its utilisation."
-        mean = round(statistics.fmean(shares), 2)
+        mean = statistics.fmean(self.shares)
         if mean >= BUSY:
             return f"Utilisation was {mean:.0%}: the device was busy."
         return (

@@ -90,8 +90,8 @@ print(machine, f"output     {run.path}", sep="\n")
 # %% [markdown]
 # ## Data
 #
-# A text that occurs in two splits stays in one of them: in the test if it is there, else in validation. A line counts what was removed. Your own
-# file has a header and one row for each text, such as
+# A text that occurs in two splits stays in one of them: in the test if it is there, else in validation. Empty and repeated texts and texts
+# with several labels are removed and counted. Your own file has a header and one row for each text, such as
 #
 # ```
 # review,stars
@@ -105,15 +105,16 @@ from helpers.tuning.data import load_texts
 
 texts = load_texts(params)
 run.note(data=texts.source)
-print(texts)
+tables.show([texts.counts()], texts.source)
 print(*(f"\n{texts.labels[label]}: {row[:300]}" for row, label in texts.train[:3]), sep="\n")
 
 # %% [markdown]
 # ## The method, in one file
 #
 # First, what is faster? Short windows of real training with a change and without it take turns, so that whatever else the machine does
-# falls on both. A change is kept where every one of six pairs is faster, or all but one of nine. Then, is it as good? The stock Trainer and
-# the candidates train, and a candidate is kept where its loss and its F1 on the dev texts are shown to be as good, within a margin.
+# falls on both. A change is kept where every one of six pairs is faster, or all but one of nine. Then, which learning rate? The stock batch
+# trains with 2, 4 and 8 times the rate, and the best is the reference. Then, is it as good? The candidates train, and one is kept where its
+# loss and its F1 on the dev texts are shown to be as good as the reference's, within a margin.
 # **Change a rung or a rule below and run all cells again: your ladder is what is climbed.**
 
 # %% tags=["method"]
@@ -131,7 +132,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
-from helpers.tuning.evaluation import scores
+from helpers.tuning.evaluation import macro_f1
 
 words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
 models = {
@@ -140,10 +141,10 @@ models = {
 }
 (train_texts, train_labels), (test_texts, test_labels) = (zip(*rows, strict=True) for rows in (texts.train, texts.test))
 rivals = {
-    name: scores(model.fit(train_texts, train_labels).predict(test_texts), test_labels)
+    name: macro_f1(test_labels, model.fit(train_texts, train_labels).predict(test_texts))
     for name, model in models.items()
 }
-tables.show([{"model": name, **found} for name, found in rivals.items()], "Test texts")
+tables.show([{"model": name, "macro F1": f1} for name, f1 in rivals.items()], "Test texts")
 
 # %% [markdown]
 # ## What is faster on this machine?
@@ -170,7 +171,7 @@ tables.show([task.lengths()], "Tokens of a training text")
 minutes = 60 * params.tuning_minutes
 climbed = ladder.read_or_make(
     lambda: ladder.climb(task, ladder.CLIMB_SHARE * minutes),
-    list[ladder.Tried],
+    list[ladder.Rung],
     run.path / "ladder.json",
     params.resume,
 )
@@ -180,7 +181,7 @@ for rung in climbed:
     rows.append({"change": rung.name, "TrainingArguments": ", ".join(changes), "verdict": rung.verdict})
 tables.show(rows, "Changes, each on top of what was kept")
 
-timed = [rung for rung in climbed if rung.ratios]
+timed = [rung for rung in climbed[1:] if rung.ratios]
 figure, axes = plt.subplots(figsize=(8, 0.45 * len(timed) + 1.8), layout="constrained")
 for place, rung in enumerate(timed):
     middle = median(rung.ratios)
@@ -199,13 +200,14 @@ axes.set(
 figure.savefig(run.path / "figures" / "optimisations.png", dpi=120)
 
 # %% [markdown]
-# ## Is it as good?
+# ## Which rate, and is it as good?
 #
-# A larger batch takes fewer steps, so the learning rate grows with it: k times the batch is tried with k times the rate, then with the root
-# of k; first on the examples of the stock Trainer's run, then on twice as many where that is still faster. *Kept* means that two things are
-# shown on the dev texts, compared text by text: the loss is at most 2 % above that of the stock Trainer, and F1 at most 0.01 below. *Worse*
-# means that one of the two is shown to be worse; *not decided*, that an interval allows both, and then the stock settings stay. Further
-# seeds follow as far as `tuning_minutes` allow. Fewer than 300 dev texts cannot show that F1 is within 0.01, and decide nothing.
+# The stock batch alone is trained first, then with 2, 4 and 8 times the learning rate as long as the dev texts say that this is better. The best
+# of these runs is the reference: a larger batch is often better only because its rate is higher. A batch that is k times as large is tried with
+# the root of k times the reference's rate, then with k times; first on the examples of the reference, then on twice as many where that is still
+# faster. *Kept* means that two things are shown on the dev texts, compared text by text: the loss is at most 2 % above that of the reference,
+# and F1 at most 0.01 below. *Worse* means that one of the two is shown to be worse; *not decided*, that an interval allows both. Fewer than 300
+# dev texts cannot show that F1 is within 0.01, and decide nothing. Each run is trained once, so the intervals are over texts alone.
 
 # %%
 left = minutes - (time.monotonic() - began)
@@ -213,17 +215,23 @@ raced = ladder.read_or_make(
     lambda: ladder.race(task, climbed, run.path, seconds=left), ladder.Race, run.path / "race.json", params.resume
 )
 settings = raced.settings
+whole = "the whole run" if raced.is_whole else "a part of the whole run"
+rows = []
+for trial in raced.trials:
+    row = {"batch": trial.settings[BATCH], "learning rate": f"{trial.settings[RATE]:.2g}"}
+    row |= {"examples": f"x {trial.settings[EXAMPLES]}", "seconds": round(trial.seconds)}
+    rows.append(row | {"dev loss": trial.dev_loss, "dev F1": trial.dev_f1})
+tables.show(rows, f"Runs; examples x 1 are {raced.examples:,} ({whole})")
 rows = []
 for candidate in raced.judged:
     quality = candidate.quality
     row = {"batch": candidate.settings[BATCH], "learning rate": f"{candidate.settings[RATE]:.2g}"}
-    row |= {"examples": f"x {candidate.settings.get(EXAMPLES, 1)}", "speed": f"x {quality.speed:.2f}"}
+    row |= {"examples": f"x {candidate.settings[EXAMPLES]}", "speed": f"x {quality.speed:.2f}"}
     rows.append(row | {"dev loss": quality.loss, "dev F1": quality.f1, "outcome": candidate.outcome})
-whole = "the whole run" if raced.is_whole else "a part of the whole run"
 if rows:
-    tables.show(rows, f"Candidates beside the stock Trainer's run over {raced.examples:,} examples ({whole})")
-print(f"quality {raced.outcome}: {raced.detail}")
-print(f"settings that are used: {'the stock ones' if settings == task.start else settings}")
+    tables.show(rows, "Candidates beside the stock batch at its best rate")
+print(f"{raced.outcome}: {raced.detail}")
+print(f"settings that are used: {settings}")
 
 # %% [markdown]
 # ## Train with what was kept
@@ -234,9 +242,9 @@ print(f"settings that are used: {'the stock ones' if settings == task.start else
 
 # %%
 from helpers.plan.forecast import forecast_run
-from helpers.tuning.training import ClassifierTrainer, Utilisation, clock, trial_folder
+from helpers.tuning.training import ClassifierTrainer, Utilisation, clock, folder_of
 
-folder = trial_folder(task, run.path, settings, params.seed) if raced.is_whole else run.path / f"trained-{params.seed}"
+folder = folder_of(settings, run.path, params.seed) if raced.is_whole else run.path / "trained"
 trainer = ClassifierTrainer(task, settings, folder, seed=params.seed)
 forecast = forecast_run(task.step, trainer.plan, machine)
 tables.show(forecast.rows())
@@ -251,44 +259,44 @@ print(watch.advice())
 # %% [markdown]
 # ## The verdict
 #
-# Time to the quality of the stock Trainer, from the runs above, and F1 on the test texts, which were not used for tuning. A linear model on
-# words costs seconds: where it is ahead, the texts are few or the training is short.
+# Time to the quality of the stock batch at its best rate, from the runs above, and F1 on the test texts, which were not used for tuning. A
+# linear model on words costs seconds: where it is ahead, the texts are few or the training is short.
 
 # %%
-import numpy as np
-
 from helpers.tuning.evaluation import f1_difference
-from helpers.tuning.training import predictions
 from helpers.tuning.training import trained as trained_trial
 
-after = scores(predictions(trainer), test_labels)
-tables.show([{"model": name, **result} for name, result in {"this run": after, **rivals}.items()], "Test texts")
-f1 = None
 
-
-def predict(chosen):
-    """The labels that the runs with these settings give to the test texts, a row for each seed."""
-    trials = [trial for trial in raced.trials if trial.settings == chosen]
-    runs = [trained_trial(task, chosen, run.path, seed=trial.seed, examples=raced.examples) for trial in trials]
-    return np.array([predictions(finished) for finished in runs])
+def predict(trainer):
+    """The label of each test text, as a trained model says it."""
+    return trainer.logits("test").argmax(axis=1)
 
 
 for line in trainer.unfinished():
     print(line)
-if settings != task.start:
-    f1 = f1_difference(test_labels, predict(task.start), predict(settings))
-    print(f"speed    {raced.judged[-1].quality.speed:.2f} times as fast to the quality of the stock Trainer")
-    print(f"quality  test F1 {f1} beside the stock Trainer (over the test texts alone)")
+predicted = predict(trainer)
+after = macro_f1(test_labels, predicted)
+f1 = None
+kept = settings != raced.reference
+rate = settings[RATE] / task.start[RATE]
+if kept:
+    same = {"seed": params.seed, "examples": raced.examples}
+    runs = [trained_trial(task, chosen, run.path, **same) for chosen in (raced.reference, settings)]
+    f1 = f1_difference(test_labels, *map(predict, runs))
+    print(f"Yes: {raced.judged[-1].quality.speed:.2f} times as fast to the quality of the stock batch at its best rate")
+    print(f"test F1 {f1} beside it, over {len(test_texts):,} test texts of one run each")
 else:
-    print(f"speed    {raced.outcome}: the stock Trainer's settings were used")
-by_words = rivals["a linear model on words"]["f1"]
-print(f"words    test F1 {after['f1']:.3f}, and {by_words:.3f} for a linear model on words")
+    print(f"Not shown: {raced.detail} The stock batch is used at {rate:g} times the stock rate.")
+by_words = rivals["a linear model on words"]
+print(f"test F1 {after:.3f}; a linear model on words has {by_words:.3f}")
+if after < by_words:
+    print("The linear model is better: raise learning_rate or max_steps, give more rows, or use it.")
 
 # %% [markdown]
 # ## Save, reload, classify, carry away
 #
 # The saved model must give the logits of the one in memory. Beside it lie the lines that were kept, `training_args.json`, and a script
-# for stock transformers: `python train.py texts.csv` needs nothing of this notebook.
+# for stock transformers: `python train.py texts.csv` (columns `text` and `label`) needs nothing of this notebook.
 
 # %%
 import copy
@@ -313,7 +321,7 @@ classify = pipeline("text-classification", model=reloaded, tokenizer=tokenizer, 
 text = test_texts[0]  # or any text in quotes
 tables.show(classify(text, top_k=3, truncation=True, max_length=params.max_length), text)
 
-for file in write_stock(task, settings, run.path / "stock", model="../model"):
+for file in write_stock(task, settings, run.path / "stock", run.path / "model"):
     print(file)
 
 say_changed(params, globals())
@@ -323,13 +331,13 @@ results_file = run.results(
     ladder=[{**vars(rung), "verdict": rung.verdict} for rung in climbed],
     clock=clock(machine),
     race=raced,
-    f1_over_stock=f1,
+    f1_over_reference=f1,
     forecast=forecast.results(),
-    data=texts.results(),
+    data=texts.provenance | texts.counts(),
     model={"base_model": params.base_model, "trainable": trained},
-    settings={"start": task.start, "tuned": settings},
-    utilisation={"logs": watch.samples, "advice": watch.advice()},
-    eval={"after": after, "baselines": rivals},
+    settings={"start": task.start, "reference": raced.reference, "tuned": settings},
+    utilisation={"shares": watch.shares, "advice": watch.advice()},
+    eval={"after": {"f1": after}, "baselines": {name: {"f1": value} for name, value in rivals.items()}},
     artifacts={"model": "model", "stock": "stock", "figures": "figures"},
 )
 print(results_file)

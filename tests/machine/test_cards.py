@@ -160,14 +160,15 @@ from helpers.tuning import ladder, training, windows
 from tests.tuning_run import task_of
 machine = runtime.detect(False, num_processes=1)
 task = task_of(machine)
-plan = task.plan(task.start | ({machine.precision: True} if machine.precision != "fp32" else {}))
-arguments = training.arguments(task, task.start, "out", plan, seed=0)
+half = {machine.precision: True} if machine.precision != "fp32" else {}
+trainer = training.ClassifierTrainer(task, task.start | half, "out", seed=0)
+plan, arguments = trainer.plan, trainer.args
 watch = training.Utilisation(machine)
 watch.on_log(None, type("State", (), {"global_step": 1}), None, logs={"loss": 1.0})
 windows.measure_window(task, task.start, 8)
 print("RESULT " + json.dumps({
     "report": str(machine), "plan": plan.results(), "fused": arguments.optim.value, "fp16": arguments.fp16, "bf16": arguments.bf16,
-    "rungs": {rung.name: rung.why_not for rung in ladder.rungs(task)}, "advice": watch.advice(),
+    "rungs": {rung.name: rung.detail for rung in ladder.rungs(task)}, "advice": watch.advice(),
 }))
 """
 CARDS = {  # precision; TF32 came with bf16

@@ -16,8 +16,6 @@ TINY = {
     "num_rows": 1600,  # with enough dev texts to compare quality
     "max_length": 32,
     "tuning_minutes": 2.0,
-    "try_compile": False,
-    "paired_seeds": 1,
     "max_steps": 12,
     "learning_rate": 1e-3,
 }
@@ -40,12 +38,12 @@ def assert_whole_run(results, kind: str) -> None:
     tuned = results["settings"]["tuned"]
     batch = tuned["per_device_train_batch_size"] * results["runtime"]["device_count"]
     assert results["train"]["steps"] == TINY["max_steps"] * 8 * tuned.get("times_the_examples", 1) // batch
-    raced, start = results["race"], results["settings"]["start"]
+    raced = results["race"]
     assert raced["outcome"] in ("kept", "worse", "not decided", "not faster")
     assert (
         (raced["outcome"] == "kept")
-        == (results["settings"]["tuned"] != start)
-        == (results["f1_over_stock"] is not None)
+        == (results["settings"]["tuned"] != results["settings"]["reference"])
+        == (results["f1_over_reference"] is not None)
     )
     assert set(results["eval"]["baselines"]) == {"the most frequent label", "a linear model on words"}
     assert results["utilisation"]["advice"] and results["forecast"]["left_out"]
@@ -61,7 +59,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_measures_nothing_again(tex
     assert_whole_run(results, "cpu")
     assert results["data"]["source"] == "texts.csv" and re.fullmatch("[0-9a-f]{64}", results["data"]["sha256"])
     assert {file.name for file in Path("out/stock").iterdir()} == {
-        *("train.py", "settings.json", "train.jsonl", "validation.jsonl", "test.jsonl")
+        *("train.py", "settings.json", "train.csv", "test.csv")
     }
     executed, again = run("hardware_tuning", alone, texts)
     assert "measured before: ladder.json" in text_of(executed) and "the run is finished" in text_of(executed)

@@ -8,7 +8,7 @@ DRIVER = "tests.tuning_run"
 
 
 def test_eight_devices_train_without_recompiling_and_evaluate_every_row(tmp_path):
-    settings = {"xla": {"bf16": True}, "eager": {"attn_implementation": "eager"}}
+    settings = {"bf16": {"bf16": True}, "fp32": {}}
     runs = [(tmp_path / name, {"kind": "xla", "settings": changes}) for name, changes in settings.items()]
     found, eager = results(train_all(DRIVER, runs))
     for each in (found, eager):
