@@ -4,8 +4,10 @@ asked = Asked(read_index("my/repository"))
 asked.answers("package.Class.method", "called_by")
 """
 
+import contextlib
 import difflib
 import io
+import itertools
 import re
 import tokenize
 from collections import Counter, defaultdict
@@ -16,7 +18,6 @@ from helpers.data.words import code_words
 
 from .graph.index import ANNOTATIONS, CALLS, Definition, Index, Use, spread
 from .graph.knowledge_graph import last_name
-from .graph.sources import Source
 
 STATUSES = RESOLVED, OVERRIDDEN, ONE_OF, INFERRED, OPEN = ("resolved", "overridden", "one of", "inferred", "open")
 RELATIONS = ("called_by", "calls", "impact")
@@ -62,12 +63,10 @@ class Asked:
         self.index = index
         self.uses_of: dict[str, list[Use]] = defaultdict(list)
         self.calls_of: dict[str, list[Use]] = defaultdict(list)
-        self.open: dict[str, list[Use]] = defaultdict(list)
+        self.open: dict[str, list[Use]] = defaultdict(list)  # by their words
         for use in index.uses:
-            if use.target:
-                self.uses_of[use.target].append(use)
-            else:
-                self.open[use.word].append(use)
+            mentions = self.uses_of[use.target] if use.target else self.open[use.word]
+            mentions.append(use)
             if use.kind in CALLS:
                 self.calls_of[use.owner].append(use)
         self.named: dict[str, list[Definition]] = defaultdict(list)  # by their last names
@@ -84,19 +83,13 @@ class Asked:
 
         Raises ValueError: an unknown name (with near ones) or relation.
         """
-        if relation not in RELATIONS:
-            raise ValueError(f"relation={relation!r}: must be called_by, calls or impact")
+        readers = dict(zip(RELATIONS, (self.uses, self._called, self._reaching), strict=True))
+        if relation not in readers:
+            raise ValueError(f"relation={relation!r}: must be {', '.join(RELATIONS)}")
         group = self.find(name)
-        sites: list[Site] = []
-        for definition in group:
-            if relation == "calls":
-                sites += self._called(definition)
-            elif relation == "impact":
-                sites += self._reaching(definition)
-            else:
-                sites += self.uses(definition)
-        if not sites and relation == "called_by":
-            sites += self._texts(last_name(group[0].id))
+        sites = list(itertools.chain.from_iterable(map(readers[relation], group)))
+        if not sites and relation == RELATIONS[0]:
+            sites = list(self._texts(last_name(group[0].id)))
         return self._group(sites)
 
     def report(self, name: str, relation: str = "called_by") -> dict[str, Any]:
@@ -118,31 +111,29 @@ class Asked:
         matches = [definition for definition in definitions.values() if definition.id.endswith(f".{name}")]
         if len({definition.name for definition in matches}) == 1:
             return matches
-        if matches:
-            names = some([definition.id for definition in matches])
-            raise ValueError(f"name={name!r}: {len(matches)} definitions have this name: {names}; give a longer one")
-        ends = {end_of(known, name.count(".") + 1): known for known in definitions}
-        near = difflib.get_close_matches(name, ends, n=SHOWN, cutoff=0.7)
-        hint = f"did you mean {some([ends[end] for end in near])}?" if near else "give the name of a function or class"
-        raise ValueError(f"name={name!r}: none of {len(definitions):,} definitions has this name; {hint}")
+        near = matches
+        for word in difflib.get_close_matches(last_name(name), self.named, n=1):
+            near = near or self.named[word]
+        raise ValueError(
+            f"name={name!r}: {len(matches)} definitions have this name; did you mean one of these: {some(near) or 'none is near'}?"
+        )
 
     # ---- who uses it
 
     def uses(self, definition: Definition) -> Iterator[Site]:
         """Every mention of a definition. An open one stands on a line that no other answer explains."""
         explained = set()
-        others = some([definition.source.line(line) for line in definition.also])
+        others = ", ".join(definition.source.line(line) for line in definition.also)
         for status, use in self._resolved(definition):
             explained.add((use.source.path, use.line))
             yield Site(use.owner, ONE_OF if others and status == RESOLVED else status, use, others)
         word = last_name(definition.id)
         candidates = self.named[word]
         is_only_one = len(candidates) == 1 and definition.kind != "function" and len(code_words(word)) > 1
-        could_be = some([candidate.id for candidate in candidates])
         for use in self.open[word]:
             is_explained = (use.source.path, use.line) in explained
-            if not is_explained and (definition.kind not in MEMBERS or _is_member(use)):
-                yield Site(use.owner, INFERRED, use) if is_only_one else Site(use.owner, OPEN, use, could_be)
+            if not is_explained and (definition.kind not in MEMBERS or use.is_member):
+                yield Site(use.owner, INFERRED, use) if is_only_one else Site(use.owner, OPEN, use, some(candidates))
 
     def _resolved(self, definition: Definition) -> Iterator[tuple[str, Use]]:
         name, index = definition.id, self.index
@@ -151,22 +142,23 @@ class Asked:
             for use in self.uses_of[other]:
                 yield status, use
             status = OVERRIDDEN
-        if (
-            last_name(name) == "__init__"
-        ):  # is what a call of the class calls, or of one below without a constructor of its own
-            owner = name.rpartition(".")[0]
+        owner, _, word = name.rpartition(".")
+        if word == "__init__":  # is called where the class is, or one below that has no constructor of its own
             for made in spread([owner], index.below):
-                is_own = made == owner or f"{made}.__init__" not in index.definitions
-                for use in self.uses_of[made] if is_own else ():
-                    if use.kind in CALLS:
+                for use in self.uses_of[made]:
+                    if use.kind in CALLS and (made == owner or f"{made}.__init__" not in index.definitions):
                         yield RESOLVED, use
 
     def _texts(self, word: str) -> Iterator[Site]:
-        """Lines with a word in a string or a comment."""
+        """Lines with a word in a string or a comment, as far as a file can be divided into tokens."""
         pattern = re.compile(rf"\b{re.escape(word)}\b")
         for source in self.index.modules.values():
-            for number in _lines_of_texts(source, pattern) if pattern.search(source.text) else ():
-                yield Site(source.module, OPEN, Use(source.module, "text", "", word, source, number, 0))
+            tokens = tokenize.generate_tokens(io.StringIO(source.text if word in source.text else "").readline)
+            with contextlib.suppress(tokenize.TokenError, SyntaxError):
+                for token in tokens:
+                    for match in pattern.finditer("" if token.type == tokenize.NAME else token.string):
+                        line = token.start[0] + token.string.count("\n", 0, match.start())
+                        yield Site(source.module, OPEN, Use(source.module, "text", "", word, source, line, 0))
 
     # ---- what it calls, what a change reaches
 
@@ -175,31 +167,29 @@ class Asked:
             if use.target:
                 yield Site(use.target, RESOLVED, use)
             else:
-                yield Site(f"?.{use.word}", OPEN, use, some([candidate.id for candidate in self.named[use.word]]))
+                yield Site(f"?.{use.word}", OPEN, use, some(self.named[use.word]))
 
-    def _reaching(self, definition: Definition) -> list[Site]:
-        """All that reach it, each by the fewest uses; then the uses that are not followed, with 0 steps.
+    def _reaching(self, definition: Definition) -> Iterator[Site]:
+        """All that reach it, each by the fewest uses, and the uses that are not followed, with 0 steps.
 
         A default argument leads to its function, a base to the class below it. What only names it and what is not resolved is not
         followed, nor is a module.
         """
-        followed, stopped = [], []
-        todo = [Site(definition.id, RESOLVED, NOTHING, steps=0)]
-        reached = {definition.id: todo[0]}
-        for place in todo:
-            current = self.index.definitions.get(place.name)
-            for site in self.uses(current) if current else ():
+        status_of, steps_of, todo = {definition.id: RESOLVED}, {definition.id: 0}, [definition]
+        for current in todo:
+            steps = steps_of[current.id] + 1
+            for site in self.uses(current):
                 if site.use.kind in STATIC or site.status not in (RESOLVED, OVERRIDDEN):
-                    stopped.append(site._replace(steps=0))
+                    yield site._replace(steps=0)
                     continue
-                status = OVERRIDDEN if OVERRIDDEN in (place.status, site.status) else RESOLVED
-                site = site._replace(status=status, steps=place.steps + 1)
-                first = reached.setdefault(site.name, site)
-                if first is site and self.index.kinds.get(site.name) != "module":
-                    todo.append(site)
-                if first.steps == site.steps:
-                    followed.append(site)
-        return followed + stopped
+                if site.name not in steps_of:
+                    steps_of[site.name] = steps
+                    status_of[site.name] = max(site.status, status_of[current.id], key=STATUSES.index)
+                    owner = self.index.definitions.get(site.name)
+                    if owner and owner.kind != "module":
+                        todo.append(owner)
+                if steps_of[site.name] == steps:
+                    yield site._replace(status=status_of[site.name], steps=steps)
 
     # ---- answers
 
@@ -213,42 +203,16 @@ class Asked:
             group.sort(key=lambda site: (site.use.source.path, site.use.line))
             use, definition = group[0].use, self.index.definitions.get(name)
             defined = definition.source.line(definition.line) if definition else ""
+            mentioned = ", ".join(dict.fromkeys(site.use.source.line(site.use.line) for site in group))
             line = use.source.text.split("\n")[use.line - 1].strip()
-            lines = {site.use.line: site.use.source.line(site.use.line) for site in group}
-            mentioned = ", ".join(lines.values())
             answers.append(Answer(name, status, kind, steps, defined, mentioned, line, group[0].could_be))
-        return sorted(answers, key=_rank)
+        followed = sorted(
+            answers, key=lambda answer: (STATUSES.index(answer.status), answer.steps, answer.kind not in CALLS)
+        )
+        return sorted(followed, key=lambda answer: answer.steps == 0)
 
 
-NOTHING = Use("", "", "", "", Source("", "", ""), 0, 0)
-
-
-def _rank(answer: Answer) -> tuple[bool, int, int, bool]:
-    return answer.steps == 0, STATUSES.index(answer.status), answer.steps, answer.kind not in CALLS
-
-
-def _is_member(use: Use) -> bool:
-    line = use.source.text.split("\n")[use.line - 1]
-    return line[: use.column - len(use.word)].rstrip().endswith(".")
-
-
-def _lines_of_texts(source: Source, pattern: re.Pattern) -> list[int]:
-    numbers = []
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
-            is_code = token.type in (tokenize.NAME, tokenize.OP, tokenize.NUMBER)
-            for place, line in enumerate(token.string.split("\n")):
-                if not is_code and pattern.search(line):
-                    numbers.append(token.start[0] + place)
-    except (tokenize.TokenError, SyntaxError):  # of the rest of the file nothing is said
-        pass
-    return numbers
-
-
-def some(names: list[str]) -> str:
-    rest = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def end_of(name: str, parts: int) -> str:
-    return ".".join(name.split(".")[-parts:])
+def some(definitions: list[Definition]) -> str:
+    names = [definition.id for definition in definitions[:SHOWN]]
+    rest = len(definitions) - SHOWN
+    return ", ".join(names) + (f" and {rest} more" if rest > 0 else "")

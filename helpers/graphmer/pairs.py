@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from datasets import Dataset
 
-from .graph.sources import MOST_BYTES, quiet
+from .graph.sources import UNREADABLE, quiet, read_text
 
 LEAST_WORDS, MOST_WORDS = 4, 40  # of a question; "See above." asks for nothing
 MOST_PAIRS = 300  # of one package
@@ -50,8 +50,7 @@ def definitions(folder: str | Path) -> list[Definition]:
     Files that do not parse are passed over. Names begin with the folder's own, but in the standard library.
     """
     root = Path(folder).expanduser().resolve()
-    files = [_read_file(path, root) for path in list_sources(root)]
-    return list(itertools.chain(*files))
+    return list(itertools.chain.from_iterable(read_file(path, root) for path in list_sources(root)))
 
 
 def list_sources(root: Path) -> list[Path]:
@@ -65,46 +64,37 @@ def list_sources(root: Path) -> list[Path]:
     return sources
 
 
-def _read_file(path: Path, root: Path) -> list[Definition]:
+def read_file(path: Path, root: Path) -> list[Definition]:
     try:
-        if path.stat().st_size > MOST_BYTES:
-            return []
-        content = path.read_bytes()
+        text, _ = read_text(path)
         with quiet():
-            tree = ast.parse(content)
-    except (OSError, SyntaxError, ValueError, RecursionError):
+            tree = ast.parse(text)
+    except UNREADABLE:
         return []
-    parts = path.relative_to(root).with_suffix("").parts
-    if root != STANDARD_LIBRARY:
-        parts = (root.name, *parts)
-    module = ".".join(parts).removesuffix(".__init__")
-    return list(_read_body(tree, module, content.decode("utf-8", errors="replace").splitlines()))
+    parts = path.relative_to(root if root == STANDARD_LIBRARY else root.parent).with_suffix("").parts
+    return list(read_body(tree, ".".join(parts).removesuffix(".__init__"), text.split("\n")))
 
 
-def _read_body(node: ast.Module | ast.ClassDef, owner: str, lines: list[str]) -> Iterator[Definition]:
+def read_body(node: ast.Module | ast.ClassDef, owner: str, lines: list[str]) -> Iterator[Definition]:
     for child in node.body:
         if isinstance(child, DefinitionNode):
             name = f"{owner}.{child.name}"
-            sentence = first_sentence(ast.get_docstring(child) or "")
-            yield Definition(name, _without_docstring(child, lines), sentence)
+            yield Definition(name, code_of(child, lines), first_sentence(ast.get_docstring(child) or ""))
             if isinstance(child, ast.ClassDef):
-                yield from _read_body(child, name, lines)
+                yield from read_body(child, name, lines)
 
 
-def _without_docstring(node: DefinitionNode, lines: list[str]) -> str:
-    """Source lines without those of the docstring; of a class the lines between its methods' bodies."""
-    left_out = []  # (line of the header, first statement, last statement)
-    if ast.get_docstring(node, clean=False) is not None:
-        left_out.append((node, node.body[0], node.body[0]))
+def code_of(node: DefinitionNode, lines: list[str]) -> str:
+    """Source lines without those of the docstring; of a class without the bodies of its methods."""
+    parts = [(node, node.body[:1])] if ast.get_docstring(node, clean=False) is not None else []
     if isinstance(node, ast.ClassDef):
-        methods = [child for child in node.body if isinstance(child, DefinitionNode)]
-        left_out += [(method, method.body[0], method) for method in methods]
+        parts += [(method, method.body) for method in node.body if isinstance(method, DefinitionNode)]
+    left_out: set[int] = set()
+    for header, body in parts:
+        left_out.update(range(max(body[0].lineno, header.lineno + 1), (body[-1].end_lineno or 0) + 1))
     first = min(part.lineno for part in (node, *node.decorator_list))
-    code = dict(enumerate(lines[first - 1 : node.end_lineno], first))
-    for header, start, end in left_out:
-        for number in range(max(start.lineno, header.lineno + 1), (end.end_lineno or 0) + 1):
-            code.pop(number, None)
-    return textwrap.dedent("\n".join(code.values()))
+    numbered = enumerate(lines[first - 1 : node.end_lineno], first)
+    return textwrap.dedent("\n".join(line for number, line in numbered if number not in left_out))
 
 
 def first_sentence(docstring: str) -> str:
@@ -145,7 +135,7 @@ def pairs(folders: Sequence[str | Path], *, total: int = 6_000, seed: int = 0) -
         draw.shuffle(files)
         package = []
         for path in files:
-            for definition in _read_file(path, root):
+            for definition in read_file(path, root):
                 texts = {definition.sentence, definition.code}
                 if is_question(definition.sentence) and used_texts.isdisjoint(texts):
                     used_texts |= texts

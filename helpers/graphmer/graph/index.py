@@ -153,6 +153,12 @@ class Use(NamedTuple):
     line: int
     column: int  # of its end
 
+    @property
+    def is_member(self) -> bool:
+        """Whether it is a name behind a dot."""
+        before = self.source.text.split("\n")[self.line - 1][: self.column - len(self.word)]
+        return before.rstrip().endswith(".")
+
 
 class Index:
     """definitions, and modules with their sources: by id. uses: by file and line. kinds: of all ids, also of those outside.
@@ -230,13 +236,10 @@ class Index:
 
 def spread(names: Iterable[str], table: Mapping[str, set[str]]) -> list[str]:
     """Some names, and all that a table leads to from there, the nearest first."""
-    found = dict.fromkeys(names)
-    todo = [*found]
-    for name in todo:
-        new = sorted(table.get(name, set()).difference(found))
-        found.update(dict.fromkeys(new))
-        todo += new
-    return todo
+    found = [*names]
+    for name in found:
+        found += sorted(table.get(name, set()).difference(found))
+    return found
 
 
 @functools.cache
