@@ -1,5 +1,6 @@
 """What is read from pyrefly's index, in small programs: each way to use a name, what names are resolved, and each relation, once."""
 
+import dataclasses
 import json
 import os
 import re
@@ -391,7 +392,8 @@ def test_an_index_is_kept_until_a_file_changes(tmp_path, monkeypatch):
 
 def test_another_version_of_pyrefly_is_named_with_what_its_index_lacks(tmp_path, monkeypatch):
     write(tmp_path, {"m.py": "def find(): pass\n"})
-    monkeypatch.setattr(indices, "PROBE", indices.PROBE.replace("make().go()", "make()"))
+    without = indices.PROBE_TEXT.replace("make().go()", "make()")
+    monkeypatch.setattr(indices, "PROBE", dataclasses.replace(indices.PROBE, text=without))
     message = (
         r'pyrefly 1\.5\S* is installed, and its index lacks line 6 uses probe.Below.go: pip install "pyrefly>=1.5,<1.6"'
     )
@@ -400,12 +402,9 @@ def test_another_version_of_pyrefly_is_named_with_what_its_index_lacks(tmp_path,
 
 
 def test_a_folder_that_is_not_there_or_has_no_sources_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        load_graph(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="no file that can be read here"):
-        load_graph(tmp_path)
+    for folder in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(ValueError, match="no file that can be read here"):
+            load_graph(folder)
     (tmp_path / "long.py").write_bytes(b"#" * 1_000_001)
-    with pytest.raises(
-        ValueError, match=r"none of its 1 files can be read: long\.py \(ValueError: more than 1,000,000"
-    ):
+    with pytest.raises(ValueError, match=r"none of its files can be read.*long\.py.*more than 1,000,000 bytes"):
         load_graph(tmp_path)

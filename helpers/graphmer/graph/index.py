@@ -44,18 +44,18 @@ use-ignore-files = false
 """
 OPTIONS = "check --config pyrefly.toml --output-format omit-errors --summary=none --report-scip index.scip"
 # Is read with every index, which has to say of it what stands in `FACTS`.
-PROBE_FILE = "graphmer_probe.py"
-PROBE = """class Above:
+PROBE_TEXT = """class Above:
     def go(self, speed=1): return self
 class Below(Above):
     def go(self, speed=2): return self
 def make(): return Below()
 make().go()
 """
+PROBE = Source("graphmer_probe.py", "graphmer_probe.py", PROBE_TEXT, module="probe")
 FACTS = """probe.Above begins at 1, ends at 2
 probe.Above.go(speed) begins at 2, ends at 2
-probe.Below inherits from probe.Above
-probe.Below.go overrides probe.Above.go
+probe.Below is below probe.Above
+probe.Below.go is below probe.Above.go
 probe.make returns Below
 line 6 uses probe.Below.go"""
 # The fields of SCIP that are read, as protobuf describes messages.
@@ -80,6 +80,7 @@ message_type { name: "Relationship"
   field { name: "symbol" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING } }
 """
 IS_DEFINITION = 1  # a bit of symbol_roles
+LOCALS = ".<locals>"  # in the id of what a function defines, behind that of the function
 LOCAL = "local"  # what a mention means that is of one function alone
 PART = re.compile(r"\(([^)]+)\)|(`[^`]+`|[\w<>$+-]+)(\(\)\.|[/#:.])")  # of a symbol
 KINDS = {"#": "class", "().": "function", ".": "variable"}
@@ -106,6 +107,7 @@ MatchClass cls matched
 Return value returned
 Yield value yielded
 YieldFrom value yielded
+Assign value aliased
 AnnAssign value aliased
 NamedExpr value aliased
 AnnAssign annotation has_type
@@ -252,7 +254,7 @@ def parse_symbol(symbol: str) -> tuple[str, str, str]:
         if end == "/":
             module = word.strip("`")
         elif end != ":":
-            inside += ".<locals>." if kind in ("function", "method") else "."
+            inside += f"{LOCALS}." if kind in ("function", "method") else "."
             inside += word.strip("`")
             kind = (MEMBERS if kind == "class" else KINDS)[end]
     return module, inside, kind
@@ -269,7 +271,10 @@ def shown_type(documentation: Sequence[str]) -> str:
 
 
 class Reader:
-    """Every use of a name in a file, but of what is of one function alone. Raises what `ast.parse` does."""
+    """Every use of a name in a file, but of what is of one function alone. Raises what `ast.parse` does.
+
+    A scope is the id of the definition or module that a node is in, and of a function what follows it in the ids of what it defines.
+    """
 
     def __init__(self, index: Index, source: Source, targets: Mapping[tuple[int, int], str]):
         self.index, self.source, self.targets = index, source, targets
@@ -279,96 +284,88 @@ class Reader:
             set
         )  # lines of each id, but of overloads and parts of a property
         self.imported: dict[str, str] = {}  # name in this file -> id
-        self.texts: list[tuple[Any, str, str]] = []  # that name something, how, and in which definition
-        # Nodes that are still to be read, in which definition, how names in them are used, and whether a function is around them.
-        self.todo: list[tuple[Any, str, str, bool]] = [(ast.parse(source.text), source.module, "read", False)]
+        self.texts: list[tuple[Any, str, str]] = []  # that name something
+        # Nodes that are still to be read, the scope that they are in, and how names in them are used.
+        self.todo: list[tuple[Any, str, str]] = [(ast.parse(source.text), source.module, "read")]
         while self.todo:
-            node, *context = self.todo.pop()
+            node, scope, kind = self.todo.pop()
             if isinstance(node, list):
-                self.todo += [(part, *context) for part in node]
+                self.todo += [(part, scope, kind) for part in node]
             elif isinstance(node, ast.AST):
-                READERS.get(type(node), Reader.read_fields)(self, node, *context)
-        for text, kind, owner in self.texts:
-            self.read_text(text, kind, owner)
+                READERS.get(type(node), Reader.read_fields)(self, node, scope, kind)
+        for text, scope, kind in self.texts:
+            self.read_text(text, scope, kind)
 
-    def note(self, line: int, column: int, kind: str, owner: str, word: str) -> str:
+    def note(self, line: int, column: int, scope: str, kind: str, word: str, target: str = "") -> str:
         """Notes a use, and returns the id of what it means. column: of its end, in bytes of UTF-8, as `ast` counts."""
         text = self.lines[line - 1]
         if not text.isascii():
             column = len(text.encode()[:column].decode(errors="replace"))
-        target = self.targets.get((line, column), "")
+        target = target or self.targets.get((line, column), "")
         if target != LOCAL and self.index.kinds.get(target) != "parameter":
-            self.uses.append(Use(owner, kind, target, word, self.source, line, column))
+            self.uses.append(Use(scope.removesuffix(LOCALS), kind, target, word, self.source, line, column))
         return target
 
-    def read_fields(self, node: ast.AST, owner: str, kind: str, in_function: bool) -> None:
+    def read_fields(self, node: ast.AST, scope: str, kind: str) -> None:
+        if isinstance(node, ast.arg):
+            scope = f"{scope.removesuffix(LOCALS)}({node.arg})"
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and not scope.endswith(LOCALS):
+            scope += f".{node.target.id}"
+        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            kind = "exported"
         for field, value in ast.iter_fields(node):
             if isinstance(value, ast.AST | list):
-                inner = kind if kind in LASTING else USES.get((type(node), field), "read")
-                self.todo.append((value, owner, inner, in_function))
+                self.todo.append((value, scope, kind if kind in LASTING else USES.get((type(node), field), "read")))
 
-    def read_name(self, node: Any, owner: str, kind: str, in_function: bool) -> None:
+    def read_name(self, node: Any, scope: str, kind: str) -> None:
         if not isinstance(node.ctx, ast.Load):
             kind = "written" if isinstance(node.ctx, ast.Store) else "deleted"
         if isinstance(node, ast.Attribute):
-            self.todo.append((node.value, owner, "read", in_function))
+            self.todo.append((node.value, scope, "read"))
         word = node.attr if isinstance(node, ast.Attribute) else node.id
-        self.note(node.end_lineno, node.end_col_offset, kind, owner, word)
+        self.note(node.end_lineno, node.end_col_offset, scope, kind, word)
 
-    def read_definition(self, node: Any, owner: str, _: str, in_function: bool) -> None:
-        inner = f"{owner}{'.<locals>' * in_function}.{node.name}"
+    def read_definition(self, node: Any, scope: str, _: str) -> None:
+        name = f"{scope}.{node.name}"
         decorators = {getattr(decorator, "attr", getattr(decorator, "id", "")) for decorator in node.decorator_list}
         if PARTIAL.isdisjoint(decorators):
-            self.defined[inner].add(node.lineno)
-        if len(self.defined[inner]) > 1 and inner in self.index.definitions:
-            others = sorted(self.defined[inner] - {self.index.definitions[inner].line})
-            self.index.definitions[inner] = self.index.definitions[inner]._replace(also=tuple(others))
-        self.read_fields(node, inner, "read", not isinstance(node, ast.ClassDef))
+            self.defined[name].add(node.lineno)
+        if len(self.defined[name]) > 1 and name in self.index.definitions:
+            others = sorted(self.defined[name] - {self.index.definitions[name].line})
+            self.index.definitions[name] = self.index.definitions[name]._replace(also=tuple(others))
+        self.read_fields(node, name if isinstance(node, ast.ClassDef) else name + LOCALS, "read")
 
-    def read_parameter(self, node: ast.arg, owner: str, _: str, in_function: bool) -> None:
-        self.read_fields(node, f"{owner}({node.arg})", "read", in_function)
-
-    def read_annotated(self, node: ast.AnnAssign, owner: str, _: str, in_function: bool) -> None:
-        name = getattr(node.target, "id", "")
-        self.read_fields(node, owner if in_function or not name else f"{owner}.{name}", "read", in_function)
-
-    def read_assignment(self, node: ast.Assign, owner: str, _: str, in_function: bool) -> None:
-        is_table_of_names = getattr(node.targets[0], "id", "") == "__all__"
-        self.todo.append((node.value, owner, "exported" if is_table_of_names else "aliased", in_function))
-        self.todo.append((node.targets, owner, "read", in_function))
-
-    def read_call(self, node: ast.Call, owner: str, kind: str, in_function: bool) -> None:
+    def read_call(self, node: ast.Call, scope: str, kind: str) -> None:
         is_test = getattr(node.func, "id", "") in ("isinstance", "issubclass")
-        self.todo.append((node.func, owner, kind if kind in OF_CALLS else "called", in_function))
-        self.todo.append((node.args[:1], owner, "passed", in_function))
-        self.todo.append((node.args[1:], owner, "tested" if is_test else "passed", in_function))
+        self.todo.append((node.func, scope, kind if kind in OF_CALLS else "called"))
+        self.todo.append((node.args[:1], scope, "passed"))
+        self.todo.append((node.args[1:], scope, "tested" if is_test else "passed"))
         for keyword in node.keywords:
-            self.todo.append((keyword.value, owner, "has_type" if keyword.arg == "bound" else "passed", in_function))
+            self.todo.append((keyword.value, scope, "has_type" if keyword.arg == "bound" else "passed"))
 
-    def read_import(self, node: Any, *_: Any) -> None:
+    def read_import(self, node: Any, *_: str) -> None:
         """The owner is the module, also of an import within a function."""
         module = self.source.module
         if isinstance(node, ast.ImportFrom):
-            start = re.compile(r"from\s+[\w.]+").match(self.lines[node.lineno - 1], node.col_offset)
-            if start and (node.lineno, start.end()) in self.targets:
-                self.note(node.lineno, start.end(), "imported", module, node.module or ".")
+            name = "." * node.level + (node.module or "")
+            end = node.col_offset + len(f"from {name}")
+            if (node.lineno, end) in self.targets:
+                self.note(node.lineno, end, module, "imported", name)
         for alias in node.names:
             end = alias.col_offset + len(alias.name.encode())
-            target = self.note(alias.lineno, end, "imported", module, alias.name)
-            self.imported[alias.asname or alias.name] = target
+            self.imported[alias.asname or alias.name] = self.note(alias.lineno, end, module, "imported", alias.name)
 
-    def read_constant(self, node: Any, owner: str, kind: str, _: bool) -> None:
+    def read_constant(self, node: Any, scope: str, kind: str) -> None:
         if isinstance(node.value, str) and kind in (*ANNOTATIONS, "exported"):
-            self.texts.append((node, kind, owner))
+            self.texts.append((node, scope, kind))
 
-    def read_text(self, node: Any, kind: str, owner: str) -> None:
+    def read_text(self, node: Any, scope: str, kind: str) -> None:
         """The names in a text that is an annotation or names something, as imports and definitions of this file mean them."""
         with contextlib.suppress(*UNREADABLE):
             for part in ast.walk(ast.parse(node.value.strip(), mode="eval")):
                 target = self.meaning(part)
                 if target in self.index.kinds:
-                    word = target.rpartition(".")[2]
-                    self.uses.append(Use(owner, kind, target, word, self.source, node.end_lineno, node.end_col_offset))
+                    self.note(node.end_lineno, node.end_col_offset, scope, kind, target.rpartition(".")[2], target)
 
     def meaning(self, node: ast.AST) -> str:
         if isinstance(node, ast.Attribute):
@@ -377,20 +374,10 @@ class Reader:
         return self.imported.get(name) or f"{self.source.module}.{name}"
 
 
-READERS: dict[type, Any] = {
-    ast.Name: Reader.read_name,
-    ast.Attribute: Reader.read_name,
-    ast.FunctionDef: Reader.read_definition,
-    ast.AsyncFunctionDef: Reader.read_definition,
-    ast.ClassDef: Reader.read_definition,
-    ast.arg: Reader.read_parameter,
-    ast.AnnAssign: Reader.read_annotated,
-    ast.Assign: Reader.read_assignment,
-    ast.Call: Reader.read_call,
-    ast.Import: Reader.read_import,
-    ast.ImportFrom: Reader.read_import,
-    ast.Constant: Reader.read_constant,
-}
+READERS: dict[type, Any] = {ast.Call: Reader.read_call, ast.Constant: Reader.read_constant}
+READERS |= dict.fromkeys((ast.Name, ast.Attribute), Reader.read_name)
+READERS |= dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef), Reader.read_definition)
+READERS |= dict.fromkeys((ast.Import, ast.ImportFrom), Reader.read_import)
 
 
 # ---- pyrefly's index, and where it is kept
@@ -403,18 +390,20 @@ def read_index(data_source: str | Path, keep_in: Path | None = None) -> Index:
     Raises what `read_sources` does, and ImportError where pyrefly is absent, or another one than this code was written for.
     """
     sources, failed = read_sources(data_source)
-    digest = hashlib.sha256(f"{installed_version()} {sys.version} {CONFIGURATION}".encode())
+    try:
+        identity = f"{importlib.metadata.version('pyrefly')} {sys.version} {CONFIGURATION}"
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ImportError(f'{error}: pip install "{ENGINE}"') from None
+    digest = hashlib.sha256(identity.encode())
     for source in sources:
         digest.update(f"{source.place}\n{source.text}\n".encode(errors="surrogatepass"))
-    identity = digest.digest()
-    content = b""
-    if keep_in and (keep_in / "index.scip").is_file():
-        content = (keep_in / "index.scip").read_bytes()
-    if not content.startswith(identity):
-        content = identity + run_engine(sources)
-        if keep_in:
-            keep(keep_in / "index.scip", content)
-    return Index(sources, failed, parse(content.removeprefix(identity)))
+    kept = keep_in / "index.scip" if keep_in else None
+    content = kept.read_bytes() if kept and kept.is_file() else b""
+    if not content.startswith(digest.digest()):
+        content = digest.digest() + run_engine(sources)
+        if kept:
+            keep(kept, content)
+    return Index(sources, failed, parse(content.removeprefix(digest.digest())))
 
 
 def keep(file: Path, content: bytes) -> None:
@@ -423,14 +412,6 @@ def keep(file: Path, content: bytes) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with disk.replacing(file) as unfinished:
             unfinished.write_bytes(content)
-
-
-def installed_version() -> str:
-    """Raises ImportError."""
-    try:
-        return importlib.metadata.version("pyrefly")
-    except importlib.metadata.PackageNotFoundError:
-        raise ImportError(f'pyrefly, which looks names up, is not installed: pip install "{ENGINE}"') from None
 
 
 def roots_of(sources: Sequence[Source]) -> list[tuple[int, str]]:
@@ -445,63 +426,59 @@ def mirrored(source: Source) -> str:
 
 
 def run_engine(sources: Sequence[Source]) -> bytes:
-    """pyrefly's index of copies of the files, in UTF-8: the files of each group by a call of their own.
+    """pyrefly's index of copies of the files, in UTF-8.
 
-    Raises ImportError: it is no index as this code reads it.
+    The files of each group have a call of their own; what they import and is not among them is looked for in the first group. The longest
+    files are left out until the others are ready in time. Raises ImportError: it is no index as this code reads it.
     """
+    from pyrefly.__main__ import get_pyrefly_bin  # `python -m pyrefly` would leave it running where it is stopped
+
+    content = b""
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
-        for source in sources:
+        for source in (*sources, PROBE):
             file = folder / mirrored(source)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(source.text, encoding="utf-8", errors="replace", newline="\n")
-        (folder / "0" / PROBE_FILE).write_text(PROBE, encoding="utf-8")
-        groups = range(max(source.group for source in sources) + 1)
-        content = b"".join(_index_group(folder, sources, group) for group in groups)
+        report = folder / "index.scip"
+        for group in sorted({source.group for source in (*sources, PROBE)}):
+            roots = sorted(roots_of(sources), key=lambda root: root[0] == 0)
+            configuration = CONFIGURATION.format(
+                group=group,
+                search_path=json.dumps([f"{other}/{root}" for other, root in roots if other in (0, group)]),
+                version=f"{sys.version_info.major}.{sys.version_info.minor}",
+            )
+            (folder / "pyrefly.toml").write_text(configuration, encoding="utf-8")
+            lines = {mirrored(source): source.text.count("\n") for source in sources if source.group == group}
+            while True:
+                report.write_bytes(b"")
+                command = [get_pyrefly_bin(), *OPTIONS.split()]
+                seconds = LEAST_SECONDS + sum(lines.values()) / LINES_A_SECOND
+                try:
+                    subprocess.run(command, cwd=folder, capture_output=True, timeout=seconds, check=False)
+                    break
+                except subprocess.TimeoutExpired:
+                    longest = max(lines, key=lines.__getitem__)
+                    (folder / longest).unlink()
+                    del lines[longest]
+            content += report.read_bytes()
     missing = missing_facts(content)
     if missing:
+        version = importlib.metadata.version("pyrefly")
         raise ImportError(
-            f'pyrefly {installed_version()} is installed, and its index lacks {", ".join(missing)}: pip install "{ENGINE}"'
+            f'pyrefly {version} is installed, and its index lacks {", ".join(missing)}: pip install "{ENGINE}"'
         )
     return content
 
 
-def _index_group(folder: Path, sources: Sequence[Source], group: int) -> bytes:
-    """What is not found in the group is looked for in the first. The longest files are left out until the others are ready in time."""
-    from pyrefly.__main__ import get_pyrefly_bin  # `python -m pyrefly` would leave it running where it is stopped
-
-    roots = [(number, root) for number, root in roots_of(sources) if number in (0, group)]
-    roots.sort(key=lambda root: root[0] == 0)
-    search_path = json.dumps([f"{number}/{root}".rstrip("/") for number, root in roots])
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    configuration = CONFIGURATION.format(group=group, search_path=search_path, version=version)
-    (folder / "pyrefly.toml").write_text(configuration, encoding="utf-8")
-    lines = {mirrored(source): source.text.count("\n") for source in sources if source.group == group}
-    report = folder / "index.scip"
-    report.unlink(missing_ok=True)
-    while True:
-        seconds = LEAST_SECONDS + sum(lines.values()) / LINES_A_SECOND
-        try:
-            command = [get_pyrefly_bin(), *OPTIONS.split()]
-            subprocess.run(command, cwd=folder, capture_output=True, timeout=seconds, check=False)
-            return report.read_bytes() if report.is_file() else b""
-        except subprocess.TimeoutExpired:
-            longest = max(lines, key=lines.__getitem__)
-            lines.pop(longest)
-            (folder / longest).unlink()
-
-
 def missing_facts(content: bytes) -> list[str]:
     """What an index does not say of `PROBE`."""
-    probe = Source(PROBE_FILE, PROBE_FILE, PROBE, module="probe")
-    index = Index([probe], [], [document for document in parse(content) if document.relative_path == mirrored(probe)])
+    index = Index([PROBE], [], parse(content))
     facts = {f"line {use.line} uses {use.target}" for use in index.uses}
     for definition in index.definitions.values():
         facts.add(f"{definition.id} begins at {definition.line}, ends at {definition.end_line}")
         facts.add(f"{definition.id} returns {definition.type}")
-        for above in index.above[definition.id]:
-            relation = "inherits from" if definition.kind == "class" else "overrides"
-            facts.add(f"{definition.id} {relation} {above}")
+        facts.update(f"{definition.id} is below {above}" for above in index.above[definition.id])
     return [fact for fact in FACTS.split("\n") if fact not in facts]
 
 

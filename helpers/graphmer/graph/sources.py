@@ -19,7 +19,7 @@ from pathlib import Path
 from helpers.data.files import list_files
 from helpers.parameters import SAMPLE
 
-NOTEBOOK = ".ipynb"
+SUFFIXES = PYTHON, NOTEBOOK = (".py", ".ipynb")
 MOST_BYTES = 1_000_000  # of a source; the longest of the standard library has 0.8 million
 MOST_BYTES_OF_NOTEBOOK = 50_000_000  # with its pictures
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})  # idle_test: the standard library's, of IDLE
@@ -55,29 +55,23 @@ class Source:
         return f"{self.path} cell {cell}:{number - first + 1}"
 
 
-def standard_library() -> Path:
-    """Folder of the running interpreter's standard library."""
-    return Path(sysconfig.get_paths()["stdlib"])
-
-
 def folder_of(data_source: str | Path) -> Path:
     """The folder of a data source's files."""
-    return standard_library() if data_source == SAMPLE else Path(data_source).expanduser()
+    return Path(sysconfig.get_paths()["stdlib"] if data_source == SAMPLE else data_source).expanduser()
 
 
 def read_sources(data_source: str | Path) -> tuple[list[Source], list[dict[str, str]]]:
     """The sources of a folder, or those of "sample", the standard library without its tests; path and error of what cannot be read.
 
-    What `list_files` skips is left out: installed packages, virtual environments, hidden folders, links.
-    Raises FileNotFoundError: no such folder; ValueError: it has no source that can be read.
+    What `list_files` passes over is left out: installed packages, hidden files and folders, links.
+    Raises ValueError: no source that can be read.
     """
     folder = folder_of(data_source).resolve()
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{str(data_source)!r}: no such folder; name one that holds .py files")
+    name = f"data_source={str(data_source)!r}"
     without = TEST_FOLDERS if data_source == SAMPLE else ()
-    files, passed_over = list_files(folder, (".py", NOTEBOOK), f"data_source={str(data_source)!r}", without=without)
-    closed = [name for name in passed_over if os.path.lexists(folder / name) and not os.access(folder / name, os.R_OK)]
-    failed = [{"path": name, "error": "it cannot be opened"} for name in closed]
+    files, passed_over = list_files(folder, SUFFIXES, name, without=without)
+    left_out = [path for path in passed_over if path.endswith(SUFFIXES)]
+    failed = [{"path": path, "error": "hidden, a link, or not to be opened"} for path in left_out]
     outermost = folder
     while outermost.name and (outermost / "__init__.py").is_file():
         outermost = outermost.parent
@@ -88,16 +82,11 @@ def read_sources(data_source: str | Path) -> tuple[list[Source], list[dict[str, 
             text, cells = read_text(file)
             place = file.relative_to(outermost).as_posix()
             place.encode()  # a name that is no text raises a UnicodeError
+            sources.append(Source(path, place.replace(NOTEBOOK, "_ipynb.py"), text, cells))
         except UNREADABLE as error:
             failed.append({"path": path, "error": f"{type(error).__name__}: {error}"})
-        else:
-            sources.append(Source(path, place.replace(NOTEBOOK, "_ipynb.py"), text, cells))
     if not sources:
-        reasons = [f"{failure['path']} ({failure['error']})" for failure in failed[:3]]
-        raise ValueError(
-            f"data_source={str(data_source)!r}: none of its {len(failed)} files can be read: {', '.join(reasons)}; "
-            "give another folder"
-        )
+        raise ValueError(f"{name}: none of its files can be read: {failed[:3]}")
     place_modules(sources)
     return sources, failed
 
@@ -108,9 +97,7 @@ def read_text(file: Path) -> tuple[str, Sequence[tuple[int, int]]]:
     if file.stat().st_size > limit:
         raise ValueError(f"more than {limit:,} bytes")
     content = file.read_bytes()
-    if file.suffix == NOTEBOOK:
-        return notebook_code(content)
-    return importlib.util.decode_source(content), ()
+    return notebook_code(content) if file.suffix == NOTEBOOK else (importlib.util.decode_source(content), ())
 
 
 def notebook_code(content: bytes) -> tuple[str, list[tuple[int, int]]]:
@@ -118,25 +105,20 @@ def notebook_code(content: bytes) -> tuple[str, list[tuple[int, int]]]:
 
     Raises ValueError: it is no notebook.
     """
-    codes = {}
-    try:
-        for number, cell in enumerate(json.loads(content)["cells"], 1):
-            if cell["cell_type"] == "code":
-                codes[number] = "".join(cell["source"])
-    except (LookupError, TypeError) as error:
-        raise ValueError(f"no notebook: {error}") from error
     lines: list[str] = []
     cells = []
-    for number, code in codes.items():
-        cells.append((number, len(lines) + 1))
-        is_other_language = re.match("%%(?!time|capture|writefile)", code)
-        for line in code.split("\n"):
-            command = line.strip()
-            if is_other_language:
-                line = ""
-            elif command.startswith(("%", "!", "?")) or command.endswith("?"):
-                line = line[: len(line) - len(line.lstrip())] + "pass"
-            lines.append(line)
+    try:
+        for number, cell in enumerate(json.loads(content)["cells"], 1):
+            code = "".join(cell["source"])
+            if cell["cell_type"] != "code" or re.match("%%(?!time|capture|writefile)", code):
+                continue
+            cells.append((number, len(lines) + 1))
+            for line in code.split("\n"):
+                command = line.strip()
+                is_command = command.startswith(("%", "!", "?")) or command.endswith("?")
+                lines.append(line.replace(command, "pass") if is_command else line)
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"no notebook: {error}") from error
     return "\n".join(lines), cells
 
 
