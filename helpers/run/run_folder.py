@@ -133,7 +133,7 @@ class RunFolder:
         module, built = method.shown()
         text = self.method.read_text(encoding="utf-8")
         compile(text, self.method.name, "exec")  # a SyntaxError names the line of the cell
-        self.definition["method"] = digest = method.digest(text)
+        self.definition["method_file"] = digest = method.digest(text)
         before, self.path = self.path, self.claimed
         message = f"{self.method.name} is trained as it was shown"
         if digest != built:
@@ -143,7 +143,7 @@ class RunFolder:
             )
         if self.path != before:
             self._take()
-        self.note(method=digest)
+        self.note(method_file=digest)
         folder = self.path / "method"
         folder.mkdir(exist_ok=True)
         for source in method.room_of(module).glob("*.py"):  # a saved model may bring them along

@@ -74,7 +74,7 @@ def saved(folder: str | Path) -> tuple[dict, str]:
     assert results["run"] == run
     for name in run.keys() & results["parameters"].keys():
         assert results["parameters"][name] == run[name]
-    assert method.digest((folder / "method/model.py").read_text()) == run["method"]
+    assert method.digest((folder / "method/model.py").read_text()) == run["method_file"]
     weights = folder / "model/model.safetensors"
     return results, hashlib.sha256(weights.read_bytes()).hexdigest()
 

@@ -109,7 +109,7 @@ def test_an_edited_method_is_trained_in_a_folder_of_its_own(tmp_path, monkeypatc
 
     assert run.path.name.startswith("run-edited-") and model.EDITED == 1
     recorded = read_json(run.path / "run.json")
-    assert recorded["data"] == "mine" and recorded["method"] == method.digest(f"{text}\nEDITED = 1\n")
+    assert recorded["data"] == "mine" and recorded["method_file"] == method.digest(f"{text}\nEDITED = 1\n")
     method.use("helpers.reservoir.model", "helpers/reservoir/model.py")
 
 
