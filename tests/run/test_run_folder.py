@@ -117,10 +117,10 @@ def test_weights_of_another_text_of_the_method_are_not_gone_on_with(tmp_path, mo
     text = "mine = 1\n"
     monkeypatch.setattr(helpers, "shown", {"helpers/reservoir/model.py": method.digest(text)}, raising=False)
     run = claim(tmp_path)
-    run.note(method="of a notebook of another version")
+    run.note(method_file="of a notebook of another version")
     add_checkpoints(tmp_path, 5)
     run.method.write_text(text)
-    with pytest.raises(ValueError, match="of another run: method='of a notebook of another version' there"):
+    with pytest.raises(ValueError, match="of another run: method_file='of a notebook of another version' there"):
         run.use_method()
 
 
