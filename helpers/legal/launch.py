@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,7 +22,9 @@ from helpers.run import disk
 from .export import refuse_merged
 from .packing import BLOCK, FixedBlocks, count_blocks, summed_loss
 from .parameters import LegalParameters, recipe
-from .training import LegalTrainer
+
+if TYPE_CHECKING:  # the notebook's shown method, which processes have only after they ran its cell
+    from .training import LegalTrainer
 
 # What processes that a notebook starts run, and what they measured.
 CELLS_FILE, MEASURED_FILE = "cells.json", "measured.json"
