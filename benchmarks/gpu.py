@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from report import argument_parser, machine, parsed, write  # noqa: E402
 
-from helpers.run import provenance  # noqa: E402
+from helpers.run import checkpoint, provenance  # noqa: E402
 
 STEPS = 30  # of a run; enough for a steady rate after the first
 PART_MINUTES = 8  # that one part may take
@@ -171,7 +171,7 @@ def resumed(part: Part, folder: Path, device: str, small: bool, models: Path | N
     for name in ("whole", "killed"):
         (folder / name).mkdir()
         if name == "killed":
-            saved = folder / name / f"out/checkpoint-{steps // 2}"
+            saved = folder / name / f"out/checkpoint-{steps // 2}" / checkpoint.SEAL
             with start(part, folder / name, **how) as papermill:
                 while papermill.poll() is None and not saved.exists():
                     time.sleep(0.01)

@@ -37,11 +37,11 @@ class Drive:
         }
         for name in sorted(names):
             if chance is None or chance.random() < 0.5:
-                if (self.mounted / name).is_file():
-                    (self.cloud / name).parent.mkdir(parents=True, exist_ok=True)
+                (self.cloud / name).parent.mkdir(parents=True, exist_ok=True)
+                try:
                     shutil.copyfile(self.mounted / name, self.cloud / name)
-                else:
-                    (self.cloud / name).unlink()
+                except FileNotFoundError:  # removed by now
+                    (self.cloud / name).unlink(missing_ok=True)
 
     def new_machine(self) -> None:
         """Another machine mounts what is in the cloud."""

@@ -41,7 +41,7 @@ def test_the_demo_with_own_data_says_what_was_seen_and_where_its_figures_and_its
     done = harness.finished(*written, *given, cwd=tmp_path, timeout=1500)
     said = done.stdout + done.stderr
     assert not done.returncode, said[-3000:]
-    assert "run: done" in said and "bits per byte" in said
+    assert ": done" in said and "bits per byte" in said
     (path,) = re.findall(r"^(/.+results\.json)$", said, re.MULTILINE)
     results = harness.read_json(path)
     assert results["eval"]["verdict"] and Path(results["data"]["source"]).name.startswith(data.name)

@@ -86,5 +86,4 @@ def test_a_notebook_whose_machine_is_taken_away_ends_on_a_new_one_with_the_same_
         saved(tmp_path / name / "out") for name in ("two", "undisturbed")
     )
     assert weights == expected_weights and results["train"]["resumed_from_step"] == 4
-    assert results["train"]["loss_last"] == expected["train"]["loss_last"]
     assert results["eval"]["baselines"] == expected["eval"]["baselines"]
