@@ -47,20 +47,20 @@ cuda: $(CUDA)/.installed ## what is left on the CPU where a GPU trains, by fake 
 	OMP_NUM_THREADS=1 $(CUDA)/bin/python -m pytest tests/machine/test_fake_cards.py
 
 notebooks: $(GPU)/.installed ## build notebooks/*.ipynb from notebooks/source and helpers
-	$(GPU)/bin/python notebooks/build.py
+	$(GPU)/bin/python tools/notebooks.py
 
 docs: $(GPU)/.installed ## write the tables and figures of README.md and docs/ from docs/results
-	$(GPU)/bin/python docs/build.py
+	$(GPU)/bin/python tools/pages.py
 
 gallery: $(GPU)/.installed ## execute the notebooks on this machine and show them in docs/gallery (hours)
-	$(GPU)/bin/python docs/gallery.py
+	$(GPU)/bin/python tools/gallery.py
 
 lint: $(GPU)/.installed ## ruff and mypy; notebooks and docs are what their sources give
 	$(GPU)/bin/ruff check .
 	$(GPU)/bin/ruff format --check .
 	$(GPU)/bin/mypy
-	$(GPU)/bin/python notebooks/build.py --check
-	$(GPU)/bin/python docs/build.py --check
+	$(GPU)/bin/python tools/notebooks.py --check
+	$(GPU)/bin/python tools/pages.py --check
 
 lock: $(GPU)/.installed ## requirements-gpu.lock and requirements-tpu.lock: every package with its version and hashes, by uv
 	$(GPU)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) uv
@@ -69,11 +69,49 @@ lock: $(GPU)/.installed ## requirements-gpu.lock and requirements-tpu.lock: ever
 
 versions: $(GPU)/.installed ## the core tests at the ends of our version ranges and at Colab's (SETS="floor colab"; slow)
 	$(GPU)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) uv
-	PIP_ARGS='$(PIP_ARGS)' $(GPU)/bin/python tests/versions.py $(SETS)
+	PIP_ARGS='$(PIP_ARGS)' $(GPU)/bin/python tools/versions.py $(SETS)
 
 # Where the first call was cut off, the second goes on: each cell is written to docs/results/faults.json when it is known.
 faults: $(GPU)/.installed $(TPU)/.installed ## every way to disturb a run, against an undisturbed one (ONLY='script/*'; slow)
-	$(GPU)/bin/python tests/faults.py --only $(ONLY)
+	$(GPU)/bin/python tools/faults.py --only $(ONLY)
+
+planted: $(GPU)/.installed ## sixty small bugs in a copy of the repository: which of them the quick tests notice (COUNT=12; slow)
+	OMP_NUM_THREADS=1 $(GPU)/bin/python tools/planted.py $(COUNT)
+
+tpu: $(TPU)/.installed ## what torch_xla has a part in, on 8 virtual XLA devices, and what Google's TPU compiler makes of it
+	OMP_NUM_THREADS=1 $(TPU)/bin/python $(PYTEST) --numprocesses 2 -m 'not once and $(SELECT)'
+
+cuda: $(CUDA)/.installed ## what is left on the CPU where a GPU trains, by fake tensors of a card, without a GPU (6 GB to install)
+	OMP_NUM_THREADS=1 $(CUDA)/bin/python -m pytest tests/machine/test_fake_cards.py
+
+notebooks: $(GPU)/.installed ## build notebooks/*.ipynb from notebooks/source and helpers
+	$(GPU)/bin/python tools/notebooks.py
+
+docs: $(GPU)/.installed ## write the tables and figures of README.md and docs/ from docs/results
+	$(GPU)/bin/python tools/pages.py
+
+gallery: $(GPU)/.installed ## execute the notebooks on this machine and show them in docs/gallery (hours)
+	$(GPU)/bin/python tools/gallery.py
+
+lint: $(GPU)/.installed ## ruff and mypy; notebooks and docs are what their sources give
+	$(GPU)/bin/ruff check .
+	$(GPU)/bin/ruff format --check .
+	$(GPU)/bin/mypy
+	$(GPU)/bin/python tools/notebooks.py --check
+	$(GPU)/bin/python tools/pages.py --check
+
+lock: $(GPU)/.installed ## requirements-gpu.lock and requirements-tpu.lock: every package with its version and hashes, by uv
+	$(GPU)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) uv
+	for set in gpu tpu; do $(GPU)/bin/uv pip compile --quiet --generate-hashes --python-version 3.12 \
+	    requirements-$$set.txt --output-file requirements-$$set.lock || exit 1; done
+
+versions: $(GPU)/.installed ## the core tests at the ends of our version ranges and at Colab's (SETS="floor colab"; slow)
+	$(GPU)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) uv
+	PIP_ARGS='$(PIP_ARGS)' $(GPU)/bin/python tools/versions.py $(SETS)
+
+# Where the first call was cut off, the second goes on: each cell is written to docs/results/faults.json when it is known.
+faults: $(GPU)/.installed $(TPU)/.installed ## every way to disturb a run, against an undisturbed one (ONLY='script/*'; slow)
+	$(GPU)/bin/python tools/faults.py --only $(ONLY)
 
 planted: $(GPU)/.installed $(TPU)/.installed ## sixty small bugs in a copy of the repository: which of them the quick tests notice (ONLY=frozen_half; slow)
 	OMP_NUM_THREADS=1 $(GPU)/bin/python tests/planted.py $(filter-out '*',$(ONLY))

@@ -3,7 +3,7 @@
     class LegalParameters(Parameters):
         lora_rank: int = parameter(16, "Rank of the adapters.", group="Training", low=1, high=4096)
 
-`notebooks/build.py` writes the parameters cell from such a class; the cell after it turns the values into one frozen
+`tools/notebooks.py` writes the parameters cell from such a class; the cell after it turns the values into one frozen
 object: `params = parameters.check(LegalParameters, globals())`. It finds every mistake before anything is downloaded.
 papermill only warns about an unknown name, makes `-p resume false` the string "false" (which is true), and
 `-y "learning_rate: 1e-3"` the string "1e-3".

@@ -20,13 +20,13 @@ def checkout(tmp_path_factory) -> Path:
     """The sources with the files of the page, and no other notebook."""
     folder = tmp_path_factory.mktemp("checkout")
     unwanted = shutil.ignore_patterns("__pycache__", "source", "*.ipynb")
-    for name in ("helpers", "notebooks"):
+    for name in ("helpers", "notebooks", "tools"):
         shutil.copytree(ROOT / name, folder / name, ignore=unwanted)
     for name in ("requirements-gpu.txt", "requirements-tpu.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     assert not [name for name in FILES if (folder / name).exists()]
     write(folder, FILES)
-    printed("notebooks/build.py", cwd=folder)
+    printed("tools/notebooks.py", cwd=folder)
     return folder
 
 

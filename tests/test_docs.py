@@ -22,7 +22,7 @@ COMMANDS = [
     if (words := shlex.split(line, comments=True)) and page.stem != "add-a-notebook"  # whose notebook is not there yet
 ]
 TROUBLESHOOTING = " ".join((ROOT / "docs/troubleshooting.md").read_text().split())
-SOURCES = [*(ROOT / "helpers").rglob("*.py"), ROOT / "notebooks/setup_cell.py"]
+SOURCES = [*(ROOT / "helpers").rglob("*.py"), ROOT / "tools/setup_cell.py"]
 
 
 def links(page: Path) -> list[str]:

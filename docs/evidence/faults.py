@@ -2,11 +2,10 @@
 
 import importlib
 
-from build import result
-
 from helpers.parameters import LENGTH, extra
 from helpers.show import tables
-from tests.faults import cells
+from tools.faults import cells
+from tools.pages import result
 
 MOMENTS = {"step": "in a step", "saving": "while a checkpoint is saved"}
 NOTEBOOKS = {

@@ -7,7 +7,7 @@ from helpers.show import tables
 
 def measured() -> str:
     """All that the files of GPUs hold, or that there are none."""
-    from build import RESULTS, result
+    from tools.pages import RESULTS, result
 
     names = sorted(path.name for path in RESULTS.glob("gpu_*.json"))
     if not names:

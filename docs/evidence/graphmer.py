@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from build import result, spread
 from evidence import declarations, pictures
 from evidence.seeds import Difference
 
 from helpers.graphmer.parameters import GraphParameters
 from helpers.graphmer.search_training import BATCH, STEPS
 from helpers.show import intervals, tables
+from tools.pages import result, spread
 
 TUNED = f"tuned, {STEPS} steps of {BATCH}, batches of one package"  # the notebook's recipe
 NOTEBOOKS_PAIRS = 6_000

@@ -1,8 +1,7 @@
 """The memory of the notebooks' training steps, and what each machine makes of them (benchmarks/memory.py)."""
 
-from build import result
-
 from helpers.show import tables
+from tools.pages import result
 
 COLAB = "March 2026, [Colab's compute units](https://mccormickml.com/2024/04/23/colab-gpus-features-and-pricing/)"
 LAMBDA = "May 2026, [Lambda on demand](https://techbytes.app/posts/serverless-gpu-pricing-matrix-modal-replicate-lambda-2026)"

@@ -1,6 +1,5 @@
 """What was measured of legal fine-tuning: reasoning that carries the answer, beside counting words and labels alone."""
 
-from build import result
 from evidence import declarations, pictures
 from evidence.seeds import Difference
 
@@ -8,6 +7,7 @@ from helpers.legal.evaluation import TRAINED, WORDS
 from helpers.legal.parameters import STEPS, LegalParameters
 from helpers.show import tables
 from helpers.show.intervals import Interval, wilson
+from tools.pages import result
 
 FILE, FORMER = "legal_cpu.json", "legal_former_studies.json"
 ALONE, PROBE = "trained on labels alone", "linear probe on the frozen model"

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from build import result, spread
 from evidence import declarations, pictures
 from evidence.seeds import Difference
 
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.show import tables
+from tools.pages import result, spread
 
 FILE = "lejepa_search_cpu.json"
 SEARCH, CLASSIFIER = "search, chosen weights", "linear classifier"

@@ -4,10 +4,10 @@ import json
 import sys
 from dataclasses import dataclass
 
-from build import RESULTS
 from evidence import graphmer, legal, lejepa, reservoir, tuning
 
 from helpers.show import tables
+from tools.pages import RESULTS
 
 sys.path.append(str(RESULTS.parents[1] / "notebooks"))
 import badges

@@ -3,12 +3,12 @@
 import statistics
 
 import numpy as np
-from build import result, spread
 from evidence import declarations, pictures
 from evidence.seeds import Difference
 
 from helpers.reservoir.parameters import MODEL, ReservoirParameters
 from helpers.show import tables
+from tools.pages import result, spread
 
 STUDY = "reservoir_cpu.json"
 FIRST, MODEL_NAME, MINUTE = "tinystories", "reservoir", 60

@@ -1,8 +1,7 @@
 """What the TPU compiler says of the TPU notebooks' steps."""
 
-from build import result
-
 from helpers.show import tables
+from tools.pages import result
 
 
 def _steps() -> list[dict]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from build import result
 from evidence import declarations, pictures
 
 from helpers.show import tables
 from helpers.tuning.parameters import TuningParameters
+from tools.pages import result
 
 FILE, OWN, SCRIPT = "hardware_tuning_cpu.json", "tuning_own_csv.json", "tuned_script_cpu.json"
 FIGURE = "docs/figures/tuning_time.png"

@@ -1,8 +1,7 @@
 """The core tests at the ends of our version ranges and at Colab's own set, and what the setup cell moves there."""
 
-from build import result
-
 from helpers.show import tables
+from tools.pages import result
 
 NAMES = {
     "floor": "floor",

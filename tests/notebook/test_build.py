@@ -1,4 +1,4 @@
-"""notebooks/build.py and the setup cell that it writes, run in processes and kernels of their own."""
+"""tools/notebooks.py and the setup cell that it writes, run in processes and kernels of their own."""
 
 import ast
 import hashlib
@@ -19,14 +19,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.harness import ROOT, printed, python, write
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "notebooks"))
-
-import build
-import closure
-
 from helpers.notebook.method import WRITTEN
+from tests.harness import ROOT, printed, python, write
+from tools import closure, notebooks
 
 pytestmark = pytest.mark.once
 
@@ -76,7 +71,7 @@ def tiny(tmp_path):
 
 def command_line(*arguments: object, cwd: Path = ROOT, hash_seed: str = "0") -> subprocess.CompletedProcess:
     environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-    return python(ROOT / "notebooks/build.py", *arguments, cwd=cwd, env=environment)
+    return python(ROOT / "tools/notebooks.py", *arguments, cwd=cwd, env=environment)
 
 
 # ---- the notebooks ----
@@ -84,7 +79,9 @@ def command_line(*arguments: object, cwd: Path = ROOT, hash_seed: str = "0") -> 
 
 @pytest.mark.parametrize(("twin", "accelerator", "kind"), [("gpu", "GPU", "T4"), ("tpu", "TPU", "V5E1")])
 def test_a_notebook_is_valid_without_outputs_and_names_its_runtime(tiny, twin, accelerator, kind):
-    notebook = nbformat.reads(build.written(build.notebook(tiny, twin)).decode(), as_version=nbformat.NO_CONVERT)
+    notebook = nbformat.reads(
+        notebooks.written(notebooks.notebook(tiny, twin)).decode(), as_version=nbformat.NO_CONVERT
+    )
     nbformat.validate(notebook)
     assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
     assert notebook.metadata == {
@@ -98,7 +95,7 @@ def test_a_notebook_is_valid_without_outputs_and_names_its_runtime(tiny, twin, a
 
 
 def test_twins_differ_in_tagged_cells_and_marked_lines_alone(tiny):
-    gpu, tpu = ({cell.id: cell for cell in build.twin_cells(tiny, twin)} for twin in ("gpu", "tpu"))
+    gpu, tpu = ({cell.id: cell for cell in notebooks.twin_cells(tiny, twin)} for twin in ("gpu", "tpu"))
     assert list(gpu) == ["00", "02", "03", "04", "05"]
     assert list(tpu) == ["00", "01", "02", "03", "05"]
     assert gpu["04"].source == 'device = "cuda"'
@@ -158,7 +155,7 @@ def without_what_never_runs(source: bytes) -> str:
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
     """Against the standard library's own search for the modules that a script uses."""
-    notebook = build.notebook(source, "gpu")
+    notebook = notebooks.notebook(source, "gpu")
     for path in (ROOT / "helpers").rglob("*.py"):
         stripped = tmp_path / path.relative_to(ROOT)
         stripped.parent.mkdir(parents=True, exist_ok=True)
@@ -233,10 +230,10 @@ def test_the_setup_cell_installs_what_the_notebook_imports(source):
     """On a machine that has nothing: scikit-learn, say, is in no requirements file of ours, and comes with another package."""
     names = re.search(r"^# requirements: (.+)$", source.read_text(), re.MULTILINE)[1].split()
     modules = packages_distributions()
-    cells = [cell.source for cell in build.twin_cells(source, "gpu") if cell.cell_type == "code"]
+    cells = [cell.source for cell in notebooks.twin_cells(source, "gpu") if cell.cell_type == "code"]
     cells = [cell.removeprefix(f"{WRITTEN}\n") for cell in cells]
     carries = {
-        name: code.decode() for name, code in carried(build.notebook(source, "gpu")).items() if name.endswith(".py")
+        name: code.decode() for name, code in carried(notebooks.notebook(source, "gpu")).items() if name.endswith(".py")
     }
     for where, code in [*carries.items(), *((f"cell {n}", cell) for n, cell in enumerate(cells))]:
         trees = [node for node in closure._running(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -258,12 +255,12 @@ def test_the_setup_cell_installs_what_the_notebook_imports(source):
 def test_the_form_says_every_parameter_and_papermill_reads_its_default(source, tmp_path):
     from papermill import inspect_notebook
 
-    for twin, suffix in build.SUFFIX.items():
+    for twin, suffix in notebooks.SUFFIX.items():
         path = tmp_path / f"{source.stem}{suffix}.ipynb"
-        nbformat.write(build.notebook(source, twin), path)
+        nbformat.write(notebooks.notebook(source, twin), path)
         cells = nbformat.read(path, 4).cells
         cell = next(c for c in cells if "parameters" in c.metadata.get("tags", []))
-        assert build.WHERE_OWN_DATA_ARE in cells[cells.index(cell) - 1].source
+        assert notebooks.WHERE_OWN_DATA_ARE in cells[cells.index(cell) - 1].source
         read = inspect_notebook(str(path))
         lines = cell.source.splitlines()
         assert len(lines) >= 2 * len(read)  # a description above each
@@ -311,7 +308,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tiny, tmp_path):
-    return Machine(tmp_path, build.twin_cells(tiny, "gpu")[1].source)
+    return Machine(tmp_path, notebooks.twin_cells(tiny, "gpu")[1].source)
 
 
 def write_stranger(folder: Path) -> None:
@@ -347,7 +344,7 @@ def test_setup_cell_wins_over_loaded_helpers_of_another_version(machine):
 def test_setup_cell_refuses_a_damaged_payload(machine, damage):
     cell = machine.cell.read_text()
     good = re.search(r'^PAYLOAD = "(.+)"$', cell, re.MULTILINE).group(1)
-    other = build.payload({"helpers/__init__.py": b"stranger = True\n"})
+    other = notebooks.payload({"helpers/__init__.py": b"stranger = True\n"})
     bad = good[: len(good) // 2] if damage == "truncated" else other
     machine.cell.write_text(cell.replace(good, bad))
     finished = machine.run("setup()")
@@ -358,7 +355,7 @@ def test_setup_cell_refuses_a_damaged_payload(machine, damage):
 
 def test_a_built_notebook_runs_alone_in_a_kernel(tiny, machine):
     """papermill with a parameter, one .ipynb in an empty folder, no PYTHONPATH: what an upload to Colab gives."""
-    (machine.cwd / "tiny.ipynb").write_bytes(build.render(tiny.parent)["tiny.ipynb"])
+    (machine.cwd / "tiny.ipynb").write_bytes(notebooks.render(tiny.parent)["tiny.ipynb"])
     command = "-m papermill --start-timeout 600 --no-progress-bar tiny.ipynb executed.ipynb -p use_tpu True"
     printed(*command.split(), cwd=machine.cwd, env=machine.environment)
     executed = nbformat.read(machine.cwd / "executed.ipynb", as_version=4)

@@ -32,7 +32,7 @@ trainer.add_callback(Stop())
 def notebook(tmp_path_factory) -> Path:
     """The notebook as this checkout builds it."""
     folder = tmp_path_factory.mktemp("notebooks")
-    printed("notebooks/build.py", "--out", folder)
+    printed("tools/notebooks.py", "--out", folder)
     return folder / "tinystories_reservoir.ipynb"
 
 

@@ -9,18 +9,16 @@ import papermill
 import pytest
 
 from tests.harness import ROOT, text_of
+from tools import notebooks
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
 
 PARTS = ("tinystories_reservoir", "lejepa_training", "resume")
 
 
-def test_the_report_runs_the_notebooks_kills_and_resumes_one_and_leaves_the_rows_of_the_page(alone, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "notebooks")
-    import build
-
+def test_the_report_runs_the_notebooks_kills_and_resumes_one_and_leaves_the_rows_of_the_page(alone):
     source = ROOT / "notebooks/source/runtime_report.py"
-    Path("runtime_report.ipynb").write_bytes(build.written(build.notebook(source, "gpu")))
+    Path("runtime_report.ipynb").write_bytes(notebooks.written(notebooks.notebook(source, "gpu")))
     parameters = {"parts": ", ".join(PARTS), "minutes": 30.0}
     papermill.execute_notebook("runtime_report.ipynb", "executed.ipynb", parameters, progress_bar=False)
     report = json.loads(Path("runtime_report.json").read_text())

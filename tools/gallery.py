@@ -1,7 +1,7 @@
 """Executed copies of the notebooks: what a reader sees who has not run one yet.
 
-    python docs/gallery.py                                     # all five, on this machine, one after another
-    python docs/gallery.py legal_cot_sft base_model=my/model   # one, with other parameters than those below
+    python tools/gallery.py                                     # all five, on this machine, one after another
+    python tools/gallery.py legal_cot_sft base_model=my/model   # one, with other parameters than those below
 
 Each GPU notebook runs with the parameters below, in the present folder; the same command goes on with what was cut off.
 `docs/gallery/` then holds the notebook with its outputs, without its packed `helpers`, and its last figure as a small .png, which

@@ -1,7 +1,7 @@
 """Writes what README.md and docs/*.md say about measurements: every figure comes from a file under docs/results/.
 
-    python docs/build.py            write the generated parts
-    python docs/build.py --check    exit 1 and name what differs, and every figure that was typed by hand
+    python tools/pages.py            write the generated parts
+    python tools/pages.py --check    exit 1 and name what differs, and every figure that was typed by hand
 
 Between `<!-- evidence: NAME.FUNCTION -->` and `<!-- end -->` stands what that function of evidence/NAME.py returns: a table, or
 sentences with their figures. It reads files with `result`; those that do not say which code wrote them are named under
@@ -109,5 +109,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
-    sys.modules["build"] = sys.modules["__main__"]
+    sys.modules["tools.pages"] = sys.modules["__main__"]
     sys.exit(main())

@@ -1,7 +1,7 @@
 """Builds the notebooks: each `source/NAME.py` becomes `NAME.ipynb` (GPU) and `NAME_tpu.ipynb` (TPU).
 
-    python notebooks/build.py            write them
-    python notebooks/build.py --check    exit 1 and name each one that differs from what would be written
+    python tools/notebooks.py            write them
+    python tools/notebooks.py --check    exit 1 and name each one that differs from what would be written
 
 A source is a jupytext percent file. A cell tagged `gpu` or `tpu` goes into that twin only, and so does a line of code
 that ends in `# gpu only` or `# tpu only` (the marker is stripped). Three cells are written from one line each:
@@ -33,17 +33,17 @@ from typing import Literal, get_args, get_origin
 
 import jupytext
 import nbformat
-from closure import reachable
 from nbformat import NotebookNode
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-import badges  # noqa: E402
 
 from helpers.notebook import method  # noqa: E402
 from helpers.parameters import MAIN, extra, kind_of  # noqa: E402
+from tools import badges  # noqa: E402
+from tools.closure import reachable  # noqa: E402
 
 MOST_MAIN = 8
 FORM = "# @title Parameters"
@@ -276,7 +276,7 @@ def setup_cell(
         "SHOWN": json.dumps({file: method.digest(content.decode()) for file, content in shown.items()}),
         "PAYLOAD": f'"{payload(files)}"',
     }
-    _, _, code = (NOTEBOOKS / "setup_cell.py").read_text(encoding="utf-8").split('"""', 2)
+    _, _, code = (ROOT / "tools/setup_cell.py").read_text(encoding="utf-8").split('"""', 2)
     for name, value in constants.items():
         code, times = re.subn(rf"(?m)^{name} = .*$", lambda _, line=f"{name} = {value}": line, code)
         assert times == 1, f"setup_cell.py must assign {name} once"

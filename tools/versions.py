@@ -1,8 +1,8 @@
 """Runs the core tests at the ends of our version ranges and at Colab's: `make versions` writes docs/results/versions.json.
 
-    python tests/versions.py                    every set
-    python tests/versions.py floor colab        some
-    python tests/versions.py images             what the setup cell would move on Colab's runtimes, by resolution alone (seconds)
+    python tools/versions.py                    every set
+    python tools/versions.py floor colab        some
+    python tools/versions.py images             what the setup cell would move on Colab's runtimes, by resolution alone (seconds)
 
 uv resolves each set (`lowest-direct` is the lowest release of each of our requirements that fits all others), pip
 installs it into an environment of its own under .versions/, and pytest runs there.

@@ -1,7 +1,7 @@
 """The fault table: every way to disturb a run, in real processes. `make faults` writes docs/results/faults.json.
 
-    python tests/faults.py                              the cells that are missing in docs/results/faults.json
-    python tests/faults.py --only 'script/*' --again
+    python tools/faults.py                              the cells that are missing in docs/results/faults.json
+    python tools/faults.py --only 'script/*' --again
 
 A cell trains a small model (tests/training_run.py), which stands still at a moment until the fault has come; then it starts the
 same again and compares the last checkpoint and the losses with those of an undisturbed run, bit for bit. Each cell is written
