@@ -69,7 +69,7 @@ lock: $(GPU)/.installed ## requirements-gpu.lock and requirements-tpu.lock: ever
 
 versions: $(GPU)/.installed ## the core tests at the ends of our version ranges and at Colab's (SETS="floor colab"; slow)
 	$(GPU)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) uv
-	PIP_ARGS='$(PIP_ARGS)' $(GPU)/bin/python tools/versions.py $(SETS)
+	$(GPU)/bin/python tools/versions.py $(SETS)
 
 # Where the first call was cut off, the second goes on: each cell is written to docs/results/faults.json when it is known.
 faults: $(GPU)/.installed $(TPU)/.installed ## every way to disturb a run, against an undisturbed one (ONLY='script/*'; slow)
@@ -107,7 +107,7 @@ lock: $(GPU)/.installed ## requirements-gpu.lock and requirements-tpu.lock: ever
 
 versions: $(GPU)/.installed ## the core tests at the ends of our version ranges and at Colab's (SETS="floor colab"; slow)
 	$(GPU)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) uv
-	PIP_ARGS='$(PIP_ARGS)' $(GPU)/bin/python tools/versions.py $(SETS)
+	$(GPU)/bin/python tools/versions.py $(SETS)
 
 # Where the first call was cut off, the second goes on: each cell is written to docs/results/faults.json when it is known.
 faults: $(GPU)/.installed $(TPU)/.installed ## every way to disturb a run, against an undisturbed one (ONLY='script/*'; slow)
