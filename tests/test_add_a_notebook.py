@@ -1,4 +1,4 @@
-"""docs/add-a-notebook.md, followed to the letter in a copy of the sources."""
+"""docs/architecture.md, followed to the letter in a copy of the sources."""
 
 import re
 import shutil
@@ -10,7 +10,7 @@ from .harness import ROOT, printed, text_of, write
 from .harness import run_notebook as run
 
 pytestmark = pytest.mark.once
-PAGE = (ROOT / "docs/add-a-notebook.md").read_text()
+PAGE = (ROOT / "docs/architecture.md").read_text()
 FILES = dict(re.findall(r"^`([\w/]+\.py)`\n\n```python\n(.*?)```$", PAGE, re.MULTILINE | re.DOTALL))
 NAME = "byte_language_model"
 

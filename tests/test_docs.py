@@ -19,7 +19,7 @@ COMMANDS = [
     for page in PAGES
     for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
     for line in block.replace("\\\n", " ").splitlines()
-    if (words := shlex.split(line, comments=True)) and page.stem != "add-a-notebook"  # whose notebook is not there yet
+    if (words := shlex.split(line, comments=True)) and page.stem != "architecture"  # whose notebook is not there yet
 ]
 TROUBLESHOOTING = " ".join((ROOT / "docs/troubleshooting.md").read_text().split())
 SOURCES = [*(ROOT / "helpers").rglob("*.py"), ROOT / "tools/setup_cell.py"]

@@ -46,20 +46,6 @@ def table() -> str:
     return tables.markdown(rows)
 
 
-def single() -> str:
-    """Each other fault with what the run said."""
-
-    def quoted(text: str) -> str:
-        return f"`{text[:110].strip()}{'...' if len(text) > 110 else ''}`".replace("|", "/") if text else ""
-
-    found = [cell for cell in _cells() if not cell["when"]]
-    missing = [cell.how for cell in cells() if not cell.when and cell.how not in {each["how"] for each in found}]
-    table = tables.markdown(
-        [{"fault": c["how"], "survived": _survived([c]), "what the run said": quoted(c["said"])} for c in found]
-    )
-    return "\n\n".join([table] * bool(found) + [f"Not run yet: {', '.join(missing)}."] * bool(missing))
-
-
 def changeable() -> str:
     """Parameters that may differ when a run goes on, by notebook."""
     rows = []

@@ -93,7 +93,7 @@ class CudaEngine(Engine):
         """Computes with kernels that give the same bits again where `repeats` asks for it; where torch has none, it warns.
 
         cuDNN's attention, the first choice on Hopper, is off: it is built anew for each length of a batch, and a step took three
-        times as long (H200, torch 2.11; docs/gpu.md).
+        times as long (H200, torch 2.11).
         """
         cuda = torch.backends.cuda
         # By this function, since torch.compile asks for the older setting, which raises after the newer one was used.

@@ -239,7 +239,7 @@ def _pin_to_one_gpu(torch) -> str:
         # Trainer would wrap the model in DataParallel, which is slower than one GPU and which TRL refuses.
         first, *_ = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = first
-        return f"; using 1 of {count} (docs/several-processes.md)"
+        return f"; using 1 of {count} (docs/choosing-hardware.md)"
     return ""
 
 

@@ -12,7 +12,7 @@
 # You have a GPU (a T4 of Colab, Kaggle's two, an L4, an A100, ...), and the documentation has no figures of it: **Run all** makes them.
 # Each of the five notebooks trains for 30 steps at its default size, one after the other, each in a kernel of its own. One run is
 # killed in the middle and goes on, and must end with the weights of an undisturbed one. At the end there are one JSON file and the
-# rows of a table that belong into `docs/gpu.md`.
+# rows of a table.
 #
 # Nothing is kept but the figures, and nothing is sent anywhere. **Runtime**: a GPU (Colab: *Runtime > Change runtime type*). On a CPU the
 # same code runs with small samples, and the figures say nothing.
@@ -115,6 +115,6 @@ print(Path(output).absolute())
 # %% [markdown]
 # ## Next steps
 #
-# - **Share it**: put the file into `docs/results` under the name `gpu_<device>.json` and run `make docs`: the page then has the rows.
+# - **Share it**: put the file into `docs/results` under the name `gpu_<device>.json`.
 # - **Only some parts**: `parts="legal_cot_sft, resume"`, in a new `output`.
 # - **Two cards**: `parts="legal_cot_sft two cards"` trains one model on both.
