@@ -54,9 +54,7 @@ PARTS = {
     "lejepa_training": Part("lejepa_training", {"base_model": MINILM}),
     "graphmer_se": Part("graphmer_se", {"base_model": MINILM}),
     "tinystories_reservoir": Part("tinystories_reservoir"),
-    "hardware_tuning": Part(
-        "hardware_tuning", {"base_model": "google-bert/bert-base-uncased", "tuning_minutes": 4.0, "paired_seeds": 1}
-    ),
+    "hardware_tuning": Part("hardware_tuning", {"base_model": "google-bert/bert-base-uncased", "tuning_minutes": 4.0}),
     "legal_cot_sft qlora": Part("legal_cot_sft", {"base_model": QWEN, "method": "qlora"}),
     "legal_cot_sft 7B qlora": Part(
         "legal_cot_sft", {"base_model": "Qwen/Qwen2.5-7B-Instruct", "method": "qlora", "max_steps": 10}

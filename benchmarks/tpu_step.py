@@ -121,8 +121,7 @@ def _tuning(runtime: Runtime, folder: str, method: str, length: int) -> tuple[Re
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
 
-    from helpers.tuning.parameters import TuningParameters, recipe
-    from helpers.tuning.training import blank_batch
+    from helpers.tuning.parameters import TuningParameters
 
     # BertConfig() is bert-base-uncased; the notebook's data has 16,000 rows of six labels.
     config = AutoConfig.from_pretrained(folder) if folder else BertConfig()
@@ -130,8 +129,14 @@ def _tuning(runtime: Runtime, folder: str, method: str, length: int) -> tuple[Re
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(config, attn_implementation="sdpa")
     tokens = length or TuningParameters.defaults().max_length
-    step = Step(model=model, batch=lambda examples: blank_batch(tokens, examples), loss=_loss_of, length=tokens)
-    return recipe(16_000, 8, tokens), step
+
+    def batch(examples: int) -> dict:
+        mask = torch.ones(examples, tokens, dtype=torch.long)
+        mask[0, -1] = 0  # as where texts are padded: attention gets a mask
+        return {"input_ids": torch.ones_like(mask), "attention_mask": mask, "labels": torch.zeros_like(mask[:, 0])}
+
+    settings = Recipe(batch_size=8, learning_rate=4e-5, max_steps=6_000, sequence_length=tokens, tpu_batch_factor=1)
+    return settings, Step(model=model, batch=batch, loss=_loss_of, length=tokens)
 
 
 EMBEDDING_GEMMA = {  # google/embeddinggemma-300m config.json, which is gated

@@ -3,8 +3,8 @@
     python benchmarks/tuned_script.py outputs/hardware_tuning        # the output folder of a notebook that ended
 
 The script runs in a copy of its folder, in an isolated interpreter that knows nothing of this suite, with PATH, HOME and the number of
-threads alone: once to its end, for its F1, and then in turn with the notebook's trainer for some steps on the same rows, with the same
-settings, without evaluations. A speed is in processor time of training on one thread. Prints one line of JSON and
+threads alone: once to its end, for its F1 on a tenth of the texts, and then in turn with the notebook's trainer for some steps on the same
+texts, with the same settings, without evaluations. A speed is in processor time of training on one thread. Prints one line of JSON and
 writes it, with the machine, to docs/results; fails where the script is slower than TARGET of the notebook's trainer.
 """
 
@@ -28,7 +28,7 @@ from helpers.machine import runtime
 from helpers.tuning.data import load_texts
 from helpers.tuning.ladder import interval
 from helpers.tuning.parameters import TuningParameters
-from helpers.tuning.training import ClassifierTrainer, Task
+from helpers.tuning.training import BATCH, EXAMPLES, ClassifierTrainer, Task, load_task
 
 TARGET = 0.9  # the script is to reproduce the tuned speed to a tenth
 CLEAN = ("PATH", "HOME", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
@@ -36,6 +36,7 @@ NO_EVALUATION = {"eval_strategy": "no", "save_strategy": "no"}
 TIMED = """
 import sys, time
 sys.path.insert(0, ".")
+sys.argv = ["train.py", "texts.csv"]
 import train  # before anything else imports torch
 
 take = train.Trainer.train
@@ -59,7 +60,7 @@ def main() -> int:
     results = json.loads((arguments.folder / "results.json").read_text(encoding="utf-8"))
     settings = results["settings"]["tuned"]
     params = TuningParameters(**results["parameters"])
-    task = Task.load(params, load_texts(params), runtime.detect(False, params.precision))
+    task = load_task(params, load_texts(params), runtime.detect(False, params.precision))
     described = report.machine(arguments.device, ("torch", "transformers", "accelerate"))
     with tempfile.TemporaryDirectory() as folder:
         stock = Path(folder) / "stock"
@@ -73,7 +74,7 @@ def main() -> int:
     low, high = interval(ratios)
     result = {
         "comparison": "exported script",
-        "script_f1": float(printed.rsplit("test F1 ", 1)[1]),
+        "script_f1": float(printed.rsplit("texts: ", 1)[1].split()[0]),
         "notebook_f1": round(results["eval"]["after"]["f1"], 3),
         "test_texts": results["data"]["test_examples"],
         "settings": settings,
@@ -87,13 +88,10 @@ def main() -> int:
 
 
 def shorten(folder: Path, steps: int) -> None:
-    """So many steps without evaluation in the script's settings, and a hundred test texts."""
-    tests = (folder / "test.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    (folder / "test.jsonl").write_text("".join(tests[:100]), encoding="utf-8")
+    """So many steps in the script's settings."""
     file = folder / "settings.json"
-    kept = json.loads(file.read_text(encoding="utf-8"))
-    kept["training_arguments"] |= NO_EVALUATION | {"max_steps": steps, "load_best_model_at_end": False}
-    file.write_text(json.dumps(kept), encoding="utf-8")
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(settings | {"max_steps": steps}), encoding="utf-8")
 
 
 def run_alone(folder: Path) -> str:
@@ -108,9 +106,8 @@ def run_alone(folder: Path) -> str:
 
 def trainer_seconds(task: Task, settings: dict, steps: int, folder: Path) -> float:
     """Of the notebook's trainer, without what it saves."""
-    trainer = ClassifierTrainer(
-        task, settings, folder / "notebook", seed=task.params.seed, steps=steps, **NO_EVALUATION
-    )
+    examples = steps * settings[BATCH] // settings[EXAMPLES]
+    trainer = ClassifierTrainer(task, settings, folder / "notebook", examples, **NO_EVALUATION)
     trainer.train(resume_from_checkpoint=False)
     return trainer.training_seconds()
 

@@ -28,7 +28,7 @@ BUDGETS = {
     "reservoir": (5_200, 5_800),
     "lejepa": (4_900, 7_600),
     "legal": (4_900, 9_300),
-    "tuning": (3_400, 6_400),
+    "tuning": (3_400, 3_700),
     "graphmer": (13_500, 16_100),
     "helpers": (44_900, 59_300),
     "notebooks and tools": (11_000, 12_800),

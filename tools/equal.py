@@ -178,15 +178,16 @@ def graphmer_search(machine, folder: Path):
 def tuning(machine, folder: Path):
     from helpers.tuning.data import load_texts
     from helpers.tuning.parameters import TuningParameters
-    from helpers.tuning.training import ClassifierTrainer, Task
+    from helpers.tuning.training import BATCH, ClassifierTrainer, load_task
 
     sizes = {"max_length": 64, "learning_rate": 1e-3, "num_rows": 320, "seed": SEED}
     params = TuningParameters(data_source="sample", base_model="sample", **sizes)
-    task = Task.load(params, load_texts(params), machine)
+    task = load_task(params, load_texts(params), machine)
     settings = task.start
     if machine.precision == "bf16":
         settings = settings | {"bf16": True}
-    return ClassifierTrainer(task, settings, folder, seed=SEED, steps=STEPS, **CADENCE)
+    examples = STEPS * settings[BATCH] * machine.device_count
+    return ClassifierTrainer(task, settings, folder, examples, **CADENCE)
 
 
 TRAINERS = {

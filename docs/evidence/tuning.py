@@ -152,5 +152,5 @@ def script() -> str:
 
 def parameters() -> str:
     """Of what is tuned, and of the runs that compare, from the declarations."""
-    names = ("batch_size", "max_length", "num_rows", "tuning_minutes", "try_compile", "paired_seeds")
+    names = ("batch_size", "max_length", "num_rows", "tuning_minutes", "try_compile")
     return declarations.table(TuningParameters, names=names)

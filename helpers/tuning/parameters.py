@@ -1,14 +1,9 @@
-"""Parameters of the hardware tuning notebooks, and the recipe behind their zeros."""
-
-from __future__ import annotations
+"""Parameters of the hardware tuning notebooks, and the learning rate behind its zero."""
 
 from helpers.parameters import NO_NETWORK, Parameters, Source, parameter
-from helpers.plan.settings import Recipe
 
-NOTEBOOK = "hardware_tuning"
-EPOCHS = 3
-# The rate at which a model learns falls with its weights: 2e-4 for the 22.7 million of MiniLM; 4e-5 for BERT-base and 1e-5 for BERT-large, where
-# Devlin et al. (2019) chose among 2e-5 to 5e-5 and Liu et al. (2019) among 1e-5 to 3e-5.
+# The rate that a model learns at falls with its weights. 2e-4 for the 22.7 million of MiniLM; 4e-5 for BERT-base and 1e-5 for BERT-large, where
+# Devlin et al. (2019) and Liu et al. (2019) chose among 1e-5 to 5e-5.
 RATE_TIMES_WEIGHTS, LARGEST_RATE = 4_500, 1e-3
 DATA, TUNING = "Data", "Tuning"
 
@@ -39,47 +34,19 @@ class TuningParameters(Parameters):
         "while that is faster.",
         low=0,
     )
-    text_column: str = parameter(
-        "", "Name of the column with the texts; empty looks for text, sentence, content and the like.", group=DATA
-    )
-    label_column: str = parameter(
-        "", "Name of the column with the labels; empty looks for label, category, class and the like.", group=DATA
-    )
-    num_rows: int = parameter(
-        0, "Rows to train on, with a fifth as many to validate on and to test on; 0 takes all rows.", group=DATA, low=0
-    )
+    text_column: str = parameter("text", "Name of the column with the texts.", group=DATA)
+    label_column: str = parameter("label", "Name of the column with the labels.", group=DATA)
+    num_rows: int = parameter(0, "Rows of each split at most; 0 takes all rows.", group=DATA, low=0)
     tuning_minutes: float = parameter(
         30.0,
-        "Minutes until the verdict, from the first cell on: timing, and training runs that compare quality. Training the model to take "
-        "away comes on top where it is longer than such a run.",
+        "Minutes until the verdict, from the first cell on: timing, and training runs that compare quality.",
         group=TUNING,
         low=0.1,
         identity=False,
     )
     try_compile: bool = parameter(False, "Try torch.compile, which takes minutes and may crash on Colab.", group=TUNING)
-    paired_seeds: int = parameter(
-        3,
-        "Seeds with which the stock and the tuned settings are compared, as far as tuning_minutes allows.",
-        group=TUNING,
-        low=1,
-        high=100,
-        identity=False,
-    )
 
 
 def learning_rate(weights: int) -> float:
-    """Of the stock batch, for a model with so many weights, to one digit."""
+    """Of the stock batch, for a model with so many weights; one digit."""
     return float(f"{min(LARGEST_RATE, RATE_TIMES_WEIGHTS / weights):.0e}")
-
-
-def recipe(rows: int, batch_size: int, max_length: int, max_steps: int = 0) -> Recipe:
-    """Three passes over so many rows at the batch before tuning, or as many steps as are asked for."""
-    return Recipe(
-        batch_size=batch_size,
-        learning_rate=LARGEST_RATE,  # a run has that of its settings
-        max_steps=max_steps or max(1, EPOCHS * rows // batch_size),
-        sequence_length=max_length,
-        warmup_fraction=0.06,
-        tpu_batch_factor=1,  # batch and learning rate are what is tuned here
-        tpu_learning_rate_factor=1.0,
-    )

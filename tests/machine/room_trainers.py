@@ -89,7 +89,7 @@ def graphmer(machine, folder: Path, options: dict):
 
 
 def tuning(machine, folder: Path, options: dict):
-    from helpers.tuning.training import ClassifierTrainer
+    from helpers.tuning.training import BATCH, ClassifierTrainer
     from tests.tuning_run import task_of
 
     task = task_of(machine)
@@ -100,7 +100,8 @@ def tuning(machine, folder: Path, options: dict):
             module.p = options["dropout"]
     half = {machine.precision: True} if machine.precision != "fp32" else {}
     cadence = {"logging_steps": 1, "eval_steps": EVERY, "save_steps": EVERY}
-    return ClassifierTrainer(task, task.start | half, folder, seed=0, steps=options["steps"], **cadence)
+    examples = options["steps"] * task.start[BATCH]
+    return ClassifierTrainer(task, task.start | half, folder, examples, **cadence)
 
 
 ROOMS = {each.__name__: each for each in (reservoir, lejepa, legal, graphmer, tuning)}
