@@ -2,17 +2,12 @@
 
 import csv
 import io
-import os
-import shutil
 import sys
-import tempfile
 import types
 import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from helpers import parameters
 from helpers.data.data_source import locate, read_splits
@@ -20,7 +15,6 @@ from helpers.data.files import list_files, read_text
 from helpers.data.rows import SUFFIXES, Row, SetAside, Unusable
 from tests import colab
 from tests.harness import write
-from tests.hostile import cases
 
 pytestmark = pytest.mark.once
 ROWS = [(f"text {i}, größer", f"l{i % 2}") for i in range(30)]
@@ -95,22 +89,6 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_read(capsys):
     assert "30 rows are not used, since their file names no split" in printed
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else and come back")
-def test_what_may_not_be_entered_is_passed_over_and_named():
-    shared = Path(tempfile.mkdtemp(dir="/tmp"))
-    shared.chmod(0o755)
-    write(shared, {"mine.csv": table(), "closed/mine.csv": table(), "half/mine.csv": table()})
-    (shared / "closed").chmod(0o700)
-    (shared / "half").chmod(0o744)
-    os.setresuid(65534, 65534, 0)
-    try:
-        paths, passed_over = list_files(shared, SUFFIXES, "")
-    finally:
-        os.setresuid(0, 0, 0)
-    assert [path.name for path in paths] == ["mine.csv"] and {*passed_over} == {"closed", "half/mine.csv"}
-    shutil.rmtree(shared)
-
-
 def archive(name: str, *files: str) -> str:
     with zipfile.ZipFile(name, "w", zipfile.ZIP_DEFLATED) as made:
         for file in files:
@@ -152,19 +130,6 @@ def test_a_text_is_read_or_its_encoding_is_named(encoding):
         return
     with pytest.raises(ValueError, match=r"is not UTF-8 \(1 lines; encoding perhaps (cp125|gb18030)"):
         read_text(Path("x.txt"))
-
-
-@cases(60)
-@given(
-    rows=st.lists(
-        st.tuples(st.text("ab,;\t\"'\n é今", max_size=12), st.text('ab"\n,;', max_size=4)), min_size=1, max_size=6
-    ),
-    delimiter=st.sampled_from(",;\t"),
-    start=st.sampled_from(("", "\ufeff")),
-)
-def test_a_table_that_a_program_wrote_is_read_as_it_was(rows, delimiter, start):
-    Path("x.csv").write_text(start + table(rows, delimiter, quoting=csv.QUOTE_ALL), encoding="utf-8", newline="")
-    assert [(row["text"], row["label"]) for row in rows_of("x.csv")] == rows
 
 
 def test_most_rows_that_cannot_be_used_stop_the_run_and_half_do_not():

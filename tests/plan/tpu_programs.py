@@ -7,16 +7,10 @@ import importlib
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import torch
-
-from helpers.plan.settings import DoesNotFit
-from tests.workloads import Stack, stack_batch, stack_loss
 
 tpu = importlib.import_module("tpu_step")
 described = importlib.import_module("tpu_compiler").described
@@ -36,56 +30,27 @@ def steps(folder: Path) -> dict[str, tuple[str, dict]]:
         "lejepa": ("lejepa_training", bert),
         "legal": ("legal_cot_sft", {"model": str(folder / "qwen"), "length": LENGTH}),
         "tuning": ("hardware_tuning", bert),
-        "tuning in fp32": ("hardware_tuning", bert),
     }
 
 
-def compiled(step, hardware: str, **how) -> dict:
+def compiled(step, hardware: str) -> dict:
     """What the compiler says of it, and beside it: bytes of weights and moments, and of random numbers."""
     chips = tpu.runtime_of(hardware).device_count
-    traced = tpu.trace(step, EXAMPLES * chips, chips=chips, **how)
+    traced = tpu.trace(step, EXAMPLES * chips, chips=chips, precision="bf16")
     found = tpu.compile_step(traced, hardware)
     return described(found) | {
         "held": sum(12 * weight.numel() for weight in step.model.parameters() if weight.requires_grad),
-        "products": traced.products,
         "drawn": sum(map(tpu.size, re.findall(r"= (\S+) rng-bit-generator\(", found.program))),
     }
-
-
-def stack():
-    return tpu.Step(model=Stack(2), batch=stack_batch, loss=stack_loss, length=16)
-
-
-def gathering():
-    """A step whose loss needs every example of the batch on every chip, wide as a model."""
-
-    def loss(model, ids):
-        states = model(ids).flatten(1)
-        return (states @ states.T).exp().mean() + stack_loss(model, ids)
-
-    return replace(stack(), loss=loss)
-
-
-def huge():
-    """A step whose weights and moments alone are more than a chip holds."""
-    with torch.device("meta"):
-        return replace(stack(), model=Stack(1, width=40_000))
 
 
 def main(folder: Path, hardware: str, names: list[str]) -> None:
     tpu.begin()
     runtime, notebooks = tpu.runtime_of(hardware), steps(folder)
     for name in names:
-        if name in notebooks:
-            notebook, options = notebooks[name]
-            _, step = tpu.notebook_step(notebook, runtime, **options)
-        else:
-            step = {"stack": stack, "gathering": gathering, "huge": huge}[name]()
-        precision = "fp32" if name == "tuning in fp32" else "bf16"
-        try:
-            found = compiled(step, hardware, precision=precision)
-        except DoesNotFit as error:
-            found = {"problem": str(error)}
+        notebook, options = notebooks[name]
+        _, step = tpu.notebook_step(notebook, runtime, **options)
+        found = compiled(step, hardware)
         print("STEP " + json.dumps({"step": name, **found}), flush=True)
 
 
