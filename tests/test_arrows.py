@@ -1,15 +1,12 @@
 """Imports point one way: rooms know no other room, the shared part knows no room, the planner is a leaf, nothing is a circle."""
 
 import ast
-import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-
-from closure import imports, module_file
+from tools.closure import imports, module_file
 
 pytestmark = pytest.mark.once
 

@@ -77,23 +77,10 @@ def test_output_dir_that_is_or_lies_under_a_file_is_refused(tmp_path, below):
         make(output_dir=f"{tmp_path}/file{below}")
 
 
-@pytest.mark.parametrize("source", ["./no", "/no/such", "~/no/such", "owner/no.parquet", "no.JSONL"])
-def test_path_with_nothing_there_is_named_with_its_absolute_form(source):
-    with pytest.raises(FileNotFoundError, match=f"data_source={source!r}: nothing at /"):
-        make(data_source=source)
-
-
 @pytest.mark.parametrize("source", ["", " ", "a/b/c", "two words", "a--b", "a..b", "-a/b", "owner/"])
 def test_source_that_is_neither_path_nor_hub_id_is_refused(source):
     with pytest.raises(FileNotFoundError, match="data_source="):
         make(data_source=source)
-
-
-def test_home_folder_is_expanded(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "stories.txt").write_text("once")
-    made = make(data_source="~/stories.txt", output_dir="~/runs")
-    assert (made.data_source, made.output_dir) == (str(tmp_path / "stories.txt"), str(tmp_path / "runs"))
 
 
 def test_everything_that_is_wrong_is_said_at_once():
@@ -139,8 +126,3 @@ def test_a_misspelt_parameter_is_refused_until_the_cell_is_corrected(shell):
         parameters.check(Parameters, shell.user_ns)
     execute(shell, "# Parameters\nmax_step = 3", CELL)  # what was injected before the correction is forgotten, too
     assert parameters.check(Parameters, shell.user_ns) == make()
-
-
-def test_a_range_has_both_of_its_ends():
-    for value in (1, 64):
-        parameters.in_range("units", value, 1, 64)

@@ -112,13 +112,6 @@ def test_torch_out_of_range_is_kept_with_a_line(environment, name):
     assert environment.version(name) == "2.8.0+cpu"
 
 
-def test_absent_torch_is_installed_with_its_torch_xla(environment):
-    environment.offer("torch", "2.9.1")
-    environment.offer("torch_xla", "2.9.0")
-    environment.install("torch>=2.9,<2.10\ntorch_xla>=2.9,<2.10", "torch", "torch_xla")
-    assert [environment.version(name) for name in ("torch", "torch_xla")] == ["2.9.1", "2.9.0"]
-
-
 def test_torch_xla_is_left_out_beside_a_torch_that_it_is_not_built_for(environment):
     environment.preinstall("torch", "2.11.0+cu128")
     environment.offer("torch_xla", "2.9.0")

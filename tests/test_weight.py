@@ -32,9 +32,9 @@ BUDGETS = {
     "graphmer": (13_500, 16_100),
     "helpers": (44_900, 56_900),
     "notebooks and tools": (11_000, 12_800),
-    "tests": (45_000, 62_000),
-    "benchmarks and docs": (15_000, 21_300),
-    "pages": (14_000, 31_000),
+    "tests": (45_000, 60_600),
+    "benchmarks and docs": (15_000, 20_500),
+    "pages": (14_000, 20_300),
 }
 ROOMS = ("plan", "reservoir", "lejepa", "legal", "tuning", "graphmer")
 BESIDE = {"tests": "tests"} | dict.fromkeys(("notebooks", "tools"), "notebooks and tools")

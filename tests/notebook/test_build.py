@@ -3,7 +3,6 @@
 import ast
 import hashlib
 import json
-import modulefinder
 import os
 import re
 import subprocess
@@ -20,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from helpers.notebook.method import WRITTEN
-from tests.harness import ROOT, printed, python, write
+from tests.harness import ROOT, printed, python
 from tools import closure, notebooks
 
 pytestmark = pytest.mark.once
@@ -139,54 +138,6 @@ def carried(notebook: nbformat.NotebookNode) -> dict[str, bytes]:
     assert constants["SHA256"] == hashlib.sha256(packed).hexdigest()
     files = (file.split(b"\n", 1) for file in packed.split(b"\0"))
     return {name.decode(): content for name, content in files}
-
-
-def without_what_never_runs(source: bytes) -> str:
-    """A module without the blocks that a notebook does not run: for type checkers, and its own command line."""
-
-    class Stripper(ast.NodeTransformer):
-        def visit_If(self, node):
-            self.generic_visit(node)
-            return None if ast.unparse(node.test) in ("TYPE_CHECKING", "__name__ == '__main__'") else node
-
-    return ast.unparse(Stripper().visit(ast.parse(source))) or "pass"
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
-def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
-    """Against the standard library's own search for the modules that a script uses."""
-    notebook = notebooks.notebook(source, "gpu")
-    for path in (ROOT / "helpers").rglob("*.py"):
-        stripped = tmp_path / path.relative_to(ROOT)
-        stripped.parent.mkdir(parents=True, exist_ok=True)
-        stripped.write_text(without_what_never_runs(path.read_bytes()))
-    code = ["import helpers.notebook.unpacking, helpers.notebook.setup"]
-    for cell in notebook.cells:
-        if cell.cell_type == "code" and not {"setup", "method"} & {*cell.metadata.get("tags", [])}:
-            code.append(cell.source)
-    script = tmp_path / "script.py"
-    script.write_text("\n".join(code))
-    finder = modulefinder.ModuleFinder(path=[str(tmp_path)])
-    finder.run_script(str(script))
-    found = {
-        Path(module.__file__).relative_to(tmp_path).as_posix()
-        for name, module in finder.modules.items()
-        if name.partition(".")[0] == "helpers"
-    }
-    files = set(carried(notebook))
-    shown = set(
-        json.loads(re.search(r"^SHOWN = (.+)$", setup_of(notebook).source, re.MULTILINE)[1])
-    )  # the method, in a cell of its own
-    assert len(shown) == 1 and not shown & files
-    assert {name for name in files if name.endswith(".py")} | shown == found
-    for name in files - found:  # data, or their folder, lie beside a module that names them
-        beside = {path.parent: path.name for path in (Path(name), Path(name).parent)}
-        named = [
-            beside[Path(module).parent] in (ROOT / module).read_text("utf-8")
-            for module in found
-            if Path(module).parent in beside
-        ]
-        assert any(named), name
 
 
 WHERE_NEEDED = {  # what the setup cell leaves out: each is asked for by what needs it, or comes with the runtime
@@ -311,11 +262,6 @@ def machine(tiny, tmp_path):
     return Machine(tmp_path, notebooks.twin_cells(tiny, "gpu")[1].source)
 
 
-def write_stranger(folder: Path) -> None:
-    names = ("__init__.py", "notebook/setup.py", "notebook/unpacking.py")
-    write(folder / "helpers", dict.fromkeys(names, "stranger = True\n"))
-
-
 def test_setup_cell_alone_in_an_empty_folder_imports_the_payload(machine):
     compare = f"""
 import pathlib
@@ -330,14 +276,6 @@ assert before is sys.modules["helpers"], "the same cell again leaves everything 
     unpacked = Path(json.loads(report)[0]).parent
     assert unpacked.is_relative_to(machine.temp) and list(machine.cwd.iterdir()) == []
     assert re.fullmatch(rf"helpers \S+, payload [0-9a-f]{{12}}: the code .* is in {unpacked}", first)
-
-
-def test_setup_cell_wins_over_loaded_helpers_of_another_version(machine):
-    write_stranger(machine.cwd)
-    after = "import helpers.notebook.setup; helpers.notebook.setup.install('')"
-    *_, report = machine.printed("import helpers.notebook.setup", "setup()", REPORT, after)
-    file, is_stranger = json.loads(report)
-    assert Path(file).is_relative_to(machine.temp) and not is_stranger
 
 
 @pytest.mark.parametrize("damage", ["truncated", "other content"])

@@ -8,7 +8,6 @@ import pytest
 from scipy.stats import binomtest
 from transformers import TrainerControl, TrainerState
 
-from helpers.machine import runtime
 from helpers.show import progress, tables
 from helpers.show.intervals import wilson
 from tests import harness
@@ -120,20 +119,6 @@ def test_bytes_and_seconds_have_the_units_of_a_person():
     assert (tables.size(3 * 2**30), tables.size(5 * 2**20), tables.size(None)) == ("3.00 GiB", "5 MiB", None)
     shown = [tables.seconds(value) for value in (0.0123, 5, 119, 120, 7200, 200_000)]
     assert shown == ["12 ms", "5 s", "119 s", "2 min", "2 h", "2.3 d"]
-
-
-def test_only_the_named_chatter_of_libraries_is_silenced(recwarn):
-    import logging
-    import warnings
-
-    runtime.silence_chatter()
-    warnings.warn("IProgress not found. Please update jupyter", stacklevel=1)
-    warnings.warn("something that matters", stacklevel=1)
-    assert [str(each.message) for each in recwarn.list] == ["something that matters"]
-    logger = logging.getLogger("transformers.trainer_callback")
-    record = logger.makeRecord(logger.name, logging.WARNING, "f", 1, "a real problem", (), None)
-    chatter = logger.makeRecord(logger.name, logging.WARNING, "f", 1, f"{runtime.CHATTER[2]}=True.", (), None)
-    assert logger.filter(record) and not logger.filter(chatter)
 
 
 @pytest.mark.parametrize(("right", "items"), [(0, 5), (3, 10), (81, 100), (100, 100)])
