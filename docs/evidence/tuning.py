@@ -1,4 +1,4 @@
-"""What hardware tuning gave on a CPU: time to the quality of the stock Trainer, a small file, and the script that is carried away."""
+"""What hardware tuning gave on a CPU: time to the quality of the stock Trainer, and the script that is carried away."""
 
 from __future__ import annotations
 
@@ -8,25 +8,19 @@ from helpers.show import tables
 from helpers.tuning.parameters import TuningParameters
 from tools.pages import result
 
-FILE, OWN, SCRIPT = "hardware_tuning_cpu.json", "tuning_own_csv.json", "tuned_script_cpu.json"
-FIGURE = "docs/figures/tuning_time.png"
+FILE, SCRIPT = "hardware_tuning_cpu.json", "tuned_script_cpu.json"
 BATCH, RATE, EXAMPLES = "per_device_train_batch_size", "learning_rate", "times_the_examples"
 
 
 def headline() -> str:
-    """In a few words, for README.md."""
     results = result(FILE)
-    race, words = results["race"], results["eval"]["baselines"]["a linear model on words"]["f1"]
+    race, parameters = results["race"], results["parameters"]
     last = race["judged"][-1]
-    took = (
-        f"MiniLM on banking77 reaches the dev loss and dev F1 of the stock `Trainer` in **{1 / last['quality']['speed']:.0%} of its processor time** on one "
-        f"CPU thread ({_settings(last['settings'], results)}; {_seeds(race)} seeds; `max_steps={results['parameters']['max_steps']}`, "
-        f"`max_length={results['parameters']['max_length']}`). {_f1(results)} The stock `Trainer` with a higher learning rate and nothing else changed was no "
-        "control in this measurement, so how much of this the rate alone gives is not shown."
+    return (
+        f"MiniLM on banking77 reached the dev loss and dev F1 of the stock `Trainer` in **{1 / last['quality']['speed']:.0%} of its processor time** on one "
+        f"CPU thread ({_settings(last['settings'], results)}; {_seeds(race)} seeds; `max_steps={parameters['max_steps']}`, "
+        f"`max_length={parameters['max_length']}`). How much of this a higher rate alone gives is not shown."
     )
-    if race["outcome"] != "kept":
-        took = f"MiniLM on banking77: **{race['outcome']}**, so the stock `Trainer`'s settings are used."
-    return f"{took} A linear model on words trains in seconds and has F1 {words:.3f}: try it first for short texts with many labels"
 
 
 def draw() -> None:
@@ -83,21 +77,6 @@ def _f1(results: dict) -> str:
     return f"Test F1 compared with the stock runs, on {results['data']['test_examples']:,} questions and all seeds: {_interval(difference)}, {shown}."
 
 
-def ladder() -> str:
-    """What was faster, one change at a time, on top of what was kept."""
-    results = result(FILE)
-    data, parameters = results["data"], results["parameters"]
-    return (
-        f"MiniLM ({results['model']['trainable']:,} weights) on {data['train_examples']:,} of banking77's questions with {data['labels']} labels, "
-        f"at most {parameters['max_length']} tokens, `learning_rate={parameters['learning_rate']:g}`; {results['clock']} of one thread on a busy "
-        f"{results['runtime']['device_name']}. A ratio is the median of its pairs of windows, with the interval of the sign test.\n\n{_rungs(results)}"
-    )
-
-
-def _rungs(results: dict) -> str:
-    return tables.markdown([{"change": rung["name"], "verdict": rung["verdict"]} for rung in results["ladder"]])
-
-
 def quality() -> str:
     """Runs of the stock Trainer and of the candidates."""
     results = result(FILE)
@@ -121,19 +100,6 @@ def _race(results: dict) -> str:
     return (
         f"A stock run trains on {race['examples']:,} examples. Outcome: **{race['outcome']}**. Each candidate is compared with the stock runs of its seeds, with "
         f"intervals over dev texts and seeds (a candidate that is kept after the first seed is judged again with all seeds):\n\n{tables.markdown(judged)}"
-    )
-
-
-def own_csv() -> str:
-    """A small file of one's own, with little time. notebook_seconds: of `helpers.batch`'s results.csv, added to the results."""
-    results = result(OWN)
-    data, baselines = results["data"], results["eval"]["baselines"]
-    rows = data["train_examples"] + data["eval_examples"] + data["test_examples"]
-    return (
-        f"A CSV of {rows} short messages with {data['labels']} labels, MiniLM, `tuning_minutes={results['parameters']['tuning_minutes']:g}`, on one "
-        f"thread of a busy machine: the whole notebook, from its first cell to its last, took "
-        f"{tables.seconds(results['notebook_seconds'])}. {_race(results)}\n\nTest F1 on its {data['test_examples']} test messages is "
-        f"{results['eval']['after']['f1']:.3f}; a linear model on words has {baselines['a linear model on words']['f1']:.3f}."
     )
 
 
