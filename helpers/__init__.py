@@ -7,7 +7,7 @@ A package of the same name on the Python package index is somebody else's: never
 import logging
 import warnings
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # What the setup cell sets (notebook/unpacking.py): digests of the payload, and of the method's files whose code a cell shows.
 payload_sha256: str
