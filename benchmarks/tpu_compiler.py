@@ -1,4 +1,4 @@
-"""Each TPU notebook's training step at its real size, compiled by Google's TPU compiler: memory, FLOPs, bytes, collectives.
+"""Each TPU notebook's training step at its real size, compiled by Google's TPU compiler: memory, FLOPs, collectives.
 
     python benchmarks/tpu_compiler.py                     # every step for v5e-1 and v5e-8; two hours on two cores, no TPU
     python benchmarks/tpu_compiler.py 'legal*/v5e-1'      # the named ones; the rest of the file stays
@@ -79,7 +79,7 @@ def compiled(case: Case, hardware: str) -> dict:
 def described(made: tpu.Compiled) -> dict:
     """A compiled step in numbers, for a results file."""
     numbers = {name: value for name, value in asdict(made).items() if name != "program"}
-    return numbers | {"peak": made.peak, "moved": tpu.moved(made.program), "collectives": collectives(made.program)}
+    return numbers | {"peak": made.peak, "collectives": collectives(made.program)}
 
 
 def collectives(program: str) -> dict[str, dict[str, int]]:

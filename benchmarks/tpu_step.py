@@ -4,7 +4,7 @@
     recipe, step = notebook_step("legal_cot_sft", runtime_of("v5e-8"))
     traced = trace(step, 8, precision="bf16")            # torch_xla, no TPU, no memory; seconds
     compiled = compile_step(traced, "v5e-8")             # minutes
-    compiled.peak, moved(compiled.program), traced.products
+    compiled.peak, compiled.flops
 
 The step is the trainer's: forward and backward under autocast, clipping, AdamW; every weight, moment and batch is a
 placeholder. libtpu holds the compiler; jax's compile-only client gives it a topology in the place of chips. The module that
@@ -14,12 +14,11 @@ and what the step overwrites may be overwritten in place. GSPMD does the rest, a
 
 from __future__ import annotations
 
-import collections
 import importlib.util
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -36,11 +35,7 @@ TOPOLOGIES = {
     for generation in ("v5e", "v6e")
     for x, y in ((1, 1), (2, 2), (2, 4))
 }
-PRODUCT = re.compile(r"= ([a-z]+\d+)\[[^ ]* (?:dot|convolution)\(")
-INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (.+?) ([a-z-]+)\((.*)")
 ARRAY = r"\b[a-z]+(\d*)\[([\d,]*)\](?:\{[^}]*\})?"  # bits of a number, axes
-# Names for what is there, the second half of a copy, and loops, whose state stays where it is.
-MOVES_NOTHING = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy-done", "slice-done", "while")
 
 
 # ---- machines that are not here, and the steps of the notebooks on them
@@ -247,17 +242,16 @@ def _graphmer(runtime: Runtime, file: str, method: str, length: int) -> tuple[Re
 
     from helpers.graphmer.chains import EncodedGraph, LeafyChains, Relations
     from helpers.graphmer.encoder import GraphMERForPreTraining
-    from helpers.graphmer.graph.knowledge_graph import Entity, build_graph
+    from helpers.graphmer.graph.knowledge_graph import Entity, new_graph
     from helpers.graphmer.parameters import AUTO, GraphParameters
     from helpers.graphmer.text import Documents, train_tokenizer
     from helpers.graphmer.training import run_recipe
-    from helpers.parameters import SAMPLE
 
     params = GraphParameters.defaults().model_copy(update={"config": file or AUTO})
     configuration = params.configuration(runtime)
-    graph = build_graph([Entity(name, "function", name) for name in ("f", "g")], [("f", "calls", "g")], {"files": []})
+    graph = new_graph([Entity(name, "function", name) for name in ("f", "g")], [("f", "calls", "g")], {})
     tokenizer = train_tokenizer([], configuration.encoding.vocab_size)
-    chains = LeafyChains(graph.triples, EncodedGraph(Documents(graph, SAMPLE), tokenizer, configuration), configuration)
+    chains = LeafyChains(graph.triples, EncodedGraph(Documents(graph), tokenizer, configuration), configuration)
     tokens = length or configuration.training_data.max_seq_len
     sequence = chains.with_roots(configuration.roots(tokens))[0]
     with torch.device("meta"):
@@ -277,7 +271,6 @@ class Traced:
     module: bytes
     batch: frozenset[int]  # arguments that are split over the chips, along their first axis
     state: frozenset[int]  # arguments that the step overwrites: weights, moments, gradients
-    products: dict[str, int]  # matrix products by the dtype of their result: fp32 ones are slow on a TPU
 
 
 def available() -> str:
@@ -366,7 +359,6 @@ def trace(
         module=bindings._get_xla_tensors_hlo_proto(outputs),
         batch=frozenset(at for at, each in enumerate(arguments) if each in batches),
         state=frozenset(at for at, each in enumerate(arguments) if each in states),
-        products=collections.Counter(PRODUCT.findall(bindings._get_xla_tensors_hlo(outputs))),
     )
 
 
@@ -454,7 +446,7 @@ def _compile(traced: Traced, devices: list):
                 raise
             raise DoesNotFit(
                 f"needs {found[1]} of {found[2]} GiB, {held[1] if held else 0} of it for weights and optimizer; try a smaller "
-                "micro-batch (--batch-size), a shorter sequence or gradient checkpointing, or a smaller model"
+                "micro-batch, a shorter sequence or gradient checkpointing, or a smaller model"
             ) from None
 
 
@@ -477,36 +469,9 @@ def _mark(module, traced: Traced, count: int, ir) -> None:
 # ---- the compiled program, read
 
 
-def moved(program: str) -> int:
-    """Bytes that the entry of an optimised HLO module in text reads from a chip's memory and writes to it."""
-    total, shapes = 0, {}
-    for line in program[program.index("\nENTRY ") :].splitlines():
-        if found := INSTRUCTION.match(line):
-            name, shapes[found[1]], kind, rest = found.groups()
-            operands = [shapes.get(each, "") for each in re.findall(r"%([\w.-]+)", rest.split("), ")[0])]
-            total += _moved(kind, name, shapes[name], operands)
-    return total
-
-
-def _moved(kind: str, name: str, result: str, operands: Sequence[str]) -> int:
-    if kind in MOVES_NOTHING or "ConcatBitcast" in name:
-        return 0
-    if kind in ("copy-start", "slice-start"):  # (destination, source, ...) and ((source), destination, ...)
-        ends = [array[0] for array in re.finditer(ARRAY, result)][:2]
-        return min(map(size, ends)) * sum(size(end, far=True) > 0 for end in ends)
-    if "dynamic-update-slice" in name and result in operands:  # in place
-        return 2 * sum(size(each, far=True) for each in operands if each != result)
-    return sum(size(each, far=True) for each in (result, *operands))
-
-
-def size(shape: str, far: bool = False) -> int:
-    """Bytes of a shape in HLO's notation, without padding: `bf16[8,128]{1,0:T(8,128)(2,1)}`, or a tuple of such.
-
-    far: only of what lies in the chip's memory; `S(1)` in a layout is the core's own.
-    """
+def size(shape: str) -> int:
+    """Bytes of a shape in HLO's notation, without padding: `bf16[8,128]{1,0:T(8,128)(2,1)}`, or a tuple of such."""
     total = 0
-    for array in re.finditer(ARRAY, shape):
-        if not (far and "S(" in array[0]):
-            bits, axes = array.groups()
-            total += int(bits or 8) // 8 * math.prod(map(int, axes.split(",") if axes else ()))  # `pred` takes a byte
+    for bits, axes in re.findall(ARRAY, shape):
+        total += int(bits or 8) // 8 * math.prod(map(int, axes.split(",") if axes else ()))  # `pred` takes a byte
     return total

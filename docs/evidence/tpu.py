@@ -16,7 +16,6 @@ def steps() -> str:
                 "slice": step["hardware"],
                 "sequences x tokens": f"{step['examples_a_chip']} x {step['length']}",
                 "memory": tables.size(step["peak"]),
-                "moved": tables.size(step["moved"]),
                 "compiled in": tables.seconds(step["seconds"]),
                 "date": step.get("versions", {}).get("date", "older"),
             }
