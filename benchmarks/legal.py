@@ -23,6 +23,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -30,15 +31,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import report
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from helpers.legal import evaluation
-from helpers.legal.data import Records, load_records
+from helpers.legal.data import Record, Records, load_records
 from helpers.legal.launch import blank_blocks, step_loss
 from helpers.legal.model import load_model
 from helpers.legal.packing import BLOCK, count_blocks
 from helpers.legal.parameters import LegalParameters, recipe
 from helpers.legal.training import ChatTemplate, LegalTrainer, encode, sft_config
 from helpers.machine import runtime
+from helpers.machine.decoding import CACHE
 from helpers.plan import settings as planner
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/results/legal_cpu.json"
@@ -140,6 +143,62 @@ def unpacked(gguf: Path, folder: Path) -> Path:
     return folder
 
 
+# ---- labels by their likelihood
+
+
+def by_likelihood(model, template, questions, choices) -> list[str]:
+    """The label to which the model gives the highest probability, the end of its turn included."""
+    prompts = [template.prompt(record) for record in questions]
+    log_p_QC = log_probabilities(model, template, prompts, choices)
+    return [choices[best] for best in log_p_QC.argmax(1)]
+
+
+def with_examples(train, questions, count: int) -> list[Record]:
+    """The questions with the `count` nearest training records, solved, as turns before them; the nearest stands last."""
+    solved = []
+    for record, rows in zip(questions, evaluation.nearest(train, questions, count), strict=True):
+        turns = [message for row in reversed(rows) for message in train[row].messages]
+        turns = [message for message in (*turns, *record.messages) if message["role"] != "system"]
+        if record.system:
+            turns.insert(0, record.messages[0])
+        solved.append(replace(record, messages=tuple(turns)))
+    return solved
+
+
+def log_probabilities(model, template, prompts, choices):
+    """Log-probability of each choice after each prompt, the end of the turn included: a NumPy array [Q, C].
+
+    A prompt is read once, and its cache shared by the choices.
+    """
+    model.eval()
+    rows = []
+    for prompt in prompts:
+        ids = template.encode(prompt)
+        endings = []
+        for choice in choices:
+            tokens = template.encode(prompt + choice)[len(ids) :]
+            endings.append(torch.tensor([*tokens, template.stop_token_id], device=model.device))
+        with torch.no_grad():
+            log_p_CN = continued(model, torch.tensor([ids], device=model.device), pad_sequence(endings, True))
+        row = []
+        for log_p_N, ending_N in zip(log_p_CN, endings, strict=True):
+            row.append(float(log_p_N[: len(ending_N)].sum()))
+        rows.append(row)
+    return torch.tensor(rows).numpy()
+
+
+def continued(model, prompt_1L: torch.Tensor, ends_CN: torch.Tensor) -> torch.Tensor:
+    """Log-probability of each token of several endings after one prompt, which is read once: [C, N]."""
+    read = model(input_ids=prompt_1L, use_cache=True, logits_to_keep=1)
+    first_V = read.logits[0, -1].float().log_softmax(-1)
+    cache = read[CACHE]
+    cache.batch_repeat_interleave(len(ends_CN))
+    logits_CNV = model(input_ids=ends_CN, use_cache=True, **{CACHE: cache}).logits
+    log_p_CNV = logits_CNV[:, :-1].float().log_softmax(-1)
+    later_CN = log_p_CNV.gather(-1, ends_CN[:, 1:, None])[..., 0]
+    return torch.cat([first_V[ends_CN[:, :1]], later_CN], dim=1)
+
+
 class Study:
     """The pieces, each a JSON file that is written once."""
 
@@ -194,7 +253,7 @@ class Study:
         splits = self.records[form].splits
         asked = splits["test"]
         if examples:
-            asked = evaluation.with_examples(splits["train"], asked, examples)
+            asked = with_examples(splits["train"], asked, examples)
         with self.autocast():
             answers, _ = self.answers(model, template, form, asked)
         return {"answers": {BASE_ROWS[form, examples]: answers}}
@@ -211,7 +270,7 @@ class Study:
         records = loaded(form, count, self.data, self.folder)
         model, template = self.start("lora", seed, dropout)
         rows, _, _ = encode(records, template)
-        blocks = count_blocks([*map(len, rows["train"]["input_ids"])], BLOCK)
+        blocks = count_blocks(rows["train"]["tokens"], BLOCK)
         settings = recipe(blocks, BLOCK, "lora", model.config.hidden_size)
         planned = planner.plan(settings, model, step_loss, lambda blocks: blank_blocks(BLOCK, blocks), self.machine)
         place = self.folder / "runs" / f"{form}_{count}_{seed}_{dropout}"
@@ -253,7 +312,7 @@ class Study:
     def answers(self, model, template, form: str, asked) -> tuple[list[str], list[bool]]:
         """The answers, and for those that were written with a chain whether every step is the gold one."""
         if form == "labels":
-            return evaluation.by_likelihood(model, template, asked, self.records[form].choices), []
+            return by_likelihood(model, template, asked, self.records[form].choices), []
         samples = evaluation.written(model, template, asked, max_new_tokens=WRITTEN, batch_size=AT_ONCE)
         return [sample["answer"] for sample in samples], [sample["reasoning"] for sample in samples]
 

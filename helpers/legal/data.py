@@ -1,19 +1,17 @@
-"""Records of any common shape, from a file, a folder or the hub: conversations, what is set aside and why, and the splits.
+"""Records from a file, a folder or the hub as conversations, which TRL takes as `prompt` and `completion`; and the splits.
 
 # R records · S shingles
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import itertools
 import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from helpers.data.data_source import DataSource, locate, read_splits
@@ -25,40 +23,23 @@ HELD_OUT_SHARE = 0.1  # to validate, and as many to test, where the source has n
 # Jaccard index of 5-character shingles; on real questions 0.5 to 0.6 is a reworded or extended question.
 NEAR_DUPLICATE = 0.5
 SHINGLE, COMMON = 5, 0.05  # a shingle in more than this share of the records belongs to an instruction that they share
-MOST_CHOICES, LONGEST_CHOICE, ROWS_A_CHOICE = 30, 100, 5  # labelled records have few short answers, each many times
-
-# Columns, in any case. What is named nowhere here is counted as not used.
-CONVERSATIONS = ("messages", "conversations", "conversation")
-QUESTIONS = ("question", "prompt", "query")
-TEXTS = ("context", "input", "text", "sentence")  # before a question, after an instruction, or alone
-ANSWERS = ("answer", "completion", "response", "output", "label")
-REASONING = (
-    "reasoning",
-    "reasoning_content",
-    "thinking",
-    "rationale",
-    "chain_of_thought",
-    "cot",
-)  # also keys of a message
-REASONING_KEY = "reasoning_content"  # of a message
-CALLS = ("function_call", "tool_call")  # roles of a message whose text is a call
-ROLES = {  # other names of them
-    "developer": "system",
-    "human": "user",
-    **dict.fromkeys(("gpt", "bot", "model", "chatgpt", *CALLS), "assistant"),
-    **dict.fromkeys(
-        ("function", "observation", "ipython", "function_response", "tool_response", "tool_result"), "tool"
-    ),
-}
+MOST_CHOICES, ROWS_A_CHOICE = 30, 5  # labelled records have few answers, each many times
 FEWEST = 10  # records: one to test, one to validate, the others to train
+
+# Columns, in any case; a question is what all of its columns hold, in this order
+CONVERSATIONS = ("messages", "conversations")
+QUESTIONS = ("instruction", "context", "input", "text", "question", "prompt")
+ANSWERS = ("answer", "completion", "response", "output", "label")
+REASONING = ("reasoning", "reasoning_content", "rationale", "cot")  # also keys of a message
+GROUPS = ("document", "doc_id", "group")
+COLUMNS = {"id", "system", *CONVERSATIONS, *QUESTIONS, *ANSWERS, *REASONING, *GROUPS}
+ROLES = {"human": "user", "gpt": "assistant", "developer": "system"}  # of ShareGPT and OpenAI
+CALLS = {"tool_calls", "function_call", "tool", "function", "observation"}  # keys and roles of a message
 FORMS = (
     "`messages` (or ShareGPT's `conversations`), or a question (`question`, `instruction`, `prompt` or `text`) and an answer "
     "(`answer`, `completion`, `response`, `output` or `label`)"
 )
-NO_MESSAGE = "a message must be an object with a `role`, and a text as its `content`"
-Message = dict[str, Any]
-NOTHING: tuple = (None, "", [], {})
-PLACEHOLDERS = ("", "n/a", "na", "nan", "none", "null")  # of an empty section; an answer "None" is an answer
+Message = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -66,102 +47,54 @@ class Record:
     """One conversation whose assistant turns are learned."""
 
     id: str
-    messages: tuple[Message, ...]  # as a chat template takes them; the last is the assistant's
-    tools: tuple[dict[str, Any], ...] | None = None
+    messages: tuple[Message, ...]  # `role`, `content` and perhaps `reasoning_content`; the last is the assistant's
     group: str = ""  # document that the record belongs to
-    first_learned: int = 0  # assistant messages before this one are a prompt
-    text_alone: bool = False  # a text and a label without a question: the choices are told to the model
+    first_learned: int = 0  # messages before this one are a prompt
 
     @property
     def question(self) -> str:
         """What is asked, with what was said before it, without the system's text."""
-        return "\n".join(message["content"] for message in without_system(self.messages[:-1]))
+        return "\n".join(message["content"] for message in self.messages[:-1] if message["role"] != "system")
 
     @property
     def system(self) -> str:
         first = self.messages[0]
-        if first["role"] != "system":
-            return ""
-        return first["content"]
+        return first["content"] if first["role"] == "system" else ""
 
     @property
     def answer(self) -> str:
-        """What is graded of the last message: its text, and its tool calls."""
-        last = self.messages[-1]
-        calls = [call["function"] for call in last.get("tool_calls", ())]
-        return graded(last["content"], calls)
-
-    @property
-    def learned_turns(self) -> list[int]:
-        """Places of the assistant's messages that are learned: not those of a prompt, nor those of weight 0, as OpenAI marks them."""
-        turns = []
-        for turn, message in enumerate(self.messages):
-            if turn >= self.first_learned and message["role"] == "assistant" and message.get("weight") != 0:
-                turns.append(turn)
-        return turns
+        return self.messages[-1]["content"]
 
     @property
     def reasoning(self) -> str:
-        return self.messages[-1].get(REASONING_KEY, "")
+        return self.messages[-1].get("reasoning_content", "")
 
-    def with_turns(self, turns: Iterable[Message]) -> Record:
-        """The same with other turns after its system text."""
-        messages = list(turns)
-        if self.system:
-            messages.insert(0, self.messages[0])
-        return replace(self, messages=tuple(messages))
-
-
-def without_system(messages: Iterable[Message]) -> list[Message]:
-    return [message for message in messages if message["role"] != "system"]
-
-
-def graded(content: str, calls: Sequence[Mapping[str, Any]]) -> str:
-    """An answer as one text: what is said, and each call in one spelling."""
-    lines = [content.strip()]
-    lines += [json.dumps(call, sort_keys=True) for call in calls]
-    return "\n".join(filter(None, lines))
+    @property
+    def learned_turns(self) -> list[int]:
+        """Places of the assistant's messages that are learned."""
+        turns = range(self.first_learned, len(self.messages))
+        return [turn for turn in turns if self.messages[turn]["role"] == "assistant"]
 
 
 @dataclass(frozen=True)
 class Records(DataSource):
     """The records of a source by split, and what became of the others."""
 
-    splits: dict[str, tuple[Record, ...]]  # train, validation, test
+    splits: dict[str, list[Record]]  # train, validation, test
     choices: tuple[str, ...] = ()  # the labels of labelled records
-    set_aside: tuple[dict[str, str], ...] = ()  # row and reason of each
-    unused: dict[str, int] = field(default_factory=dict)  # columns that are not used, and how many rows fill them
-
-    def keeping(self, splits: Mapping[str, Sequence[Record]], set_aside: Iterable[dict[str, str]]) -> Records:
-        """The same with these records. Raises ValueError where a split has none."""
-        tuples = {name: tuple(records) for name, records in splits.items()}
-        result = replace(self, splits=tuples, set_aside=(*self.set_aside, *set_aside))
-        for name, records in tuples.items():
-            if len(records) < (2 if name == "train" else 1):
-                raise ValueError(
-                    f"data_source={self.name!r}: {len(records)} records are left for {name}; set aside: "
-                    f"{dict(result.reasons()) or 'none'}. Raise max_length if records are too long, give at least {FEWEST} that "
-                    "differ, or splits of your own (train, validation, test)"
-                )
-        return result
-
-    def reasons(self) -> Counter[str]:
-        """How many records are set aside for which reason."""
-        return Counter(entry["reason"] for entry in self.set_aside)
+    set_aside: list[tuple[str, str]] = field(default_factory=list)  # row and reason of each
+    unused: tuple[str, ...] = ()  # columns
 
     def rows(self) -> list[dict[str, Any]]:
         """What there is, what was set aside for which reason and what is not used, for a table."""
-        lines = []
-        for name, records in self.splits.items():
-            lines.append((f"{name} records", len(records), ""))
-        first = {entry["reason"]: entry["row"] for entry in reversed(self.set_aside)}
-        for reason, count in self.reasons().most_common():
-            lines.append((f"set aside: {reason}", count, f"first: {first[reason]}"))
-        for name, count in self.unused.items():
-            lines.append((f"column `{name}` is not used", count, ""))
-        if self.choices:
-            lines.append(("labels", len(self.choices), ", ".join(self.choices)))
-        return [dict(zip(("records", "number", "detail"), line, strict=True)) for line in lines]
+        lines = [{"records": name, "number": len(records), "detail": ""} for name, records in self.splits.items()]
+        first = {reason: row for row, reason in reversed(self.set_aside)}
+        for reason, count in Counter(reason for _, reason in self.set_aside).most_common():
+            lines.append({"records": "set aside", "number": count, "detail": f"{reason} (first: {first[reason]})"})
+        for name, values in (("columns that are not used", self.unused), ("labels", self.choices)):
+            if values:
+                lines.append({"records": name, "number": len(values), "detail": ", ".join(values)})
+        return lines
 
 
 def load_records(data_source: str, *, seed: int) -> Records:
@@ -177,273 +110,116 @@ def load_records(data_source: str, *, seed: int) -> Records:
     """
     place = locate(data_source)
     set_aside = SetAside(place.source)
-    sources = {"train": [*number_rows(sample_records())]}
-    if not place.is_sample:
+    if place.is_sample:
+        sources = {"train": [*number_rows(sample_records())]}
+    else:
         sources = read_splits(place, SUFFIXES)
-    digest, unused, repeats = hashlib.sha256(), Counter[str](), []
-    conversations: set[str] = set()
+    digest, columns, repeats = hashlib.sha256(), set[str](), []
+    seen: set[str] = set()
     splits: dict[str, list[Record]] = {"test": [], "validation": [], "train": []}  # training loses what it repeats
     for name, records in splits.items():
-        for row, record in set_aside.convert(sources.get(name, ()), lambda row: (row, record_of(row, unused))):
+        for row, record in set_aside.convert(sources.get(name, ()), lambda row: (row, record_of(row))):
             digest.update(json.dumps(row.values, default=str).encode())
-            conversation = json.dumps([record.messages, record.tools], sort_keys=True, default=str)
-            if conversation in conversations:
+            columns.update(row.values)
+            conversation = json.dumps(record.messages)
+            if conversation in seen:
                 repeats.append((row.where, "repeats another row"))
-            else:
-                conversations.add(conversation)
-                records.append(record)
+                continue
+            seen.add(conversation)
+            records.append(record)
     set_aside.check()
-    count = sum(map(len, splits.values()))
-    if count < FEWEST:
+    if len(seen) < FEWEST:
         raise ValueError(
-            f"{place.source}: {count} different records can be used, at least {FEWEST} are needed; a useful model needs hundreds"
+            f"{place.source}: {len(seen)} different records can be used, at least {FEWEST} are needed; a useful model needs hundreds"
         )
     absent = [name for name in splits if not splits[name]]
     if absent and splits["train"]:
         splits |= _held_out(splits["train"], absent, seed)
-    choices = choices_of(splits["train"])
-    ordered = {}
-    for name in ("train", "validation", "test"):
-        ordered[name] = [with_choice(record, choices) for record in splits[name]]
-    source = Records(
+    return Records(
         name=place.name,
         sha256=digest.hexdigest(),
         draw=f"seed {seed}",
-        splits={},
-        choices=choices,
-        unused=dict(unused),
+        splits={name: splits[name] for name in ("train", "validation", "test")},
+        choices=choices_of(splits["train"]),
+        set_aside=[*set_aside.rows, *repeats],
+        unused=tuple(sorted(columns - COLUMNS)),
     )
-    reasons = (*set_aside.rows, *repeats)
-    return source.keeping(ordered, [{"row": place, "reason": reason} for place, reason in reasons])
 
 
 # ---- from a row to a conversation
 
 
-def record_of(row: Row, unused: Counter) -> Record:
-    """The record of a row. Columns that are not used are counted in `unused`.
+def record_of(row: Row) -> Record:
+    """The record of a row. Raises Unusable where the row has no columns of `FORMS`, or no question or answer."""
+    values = {name: value for name, value in row.values.items() if value not in (None, "", [])}
+    row = row._replace(values=values)
 
-    Raises Unusable where the row has no columns of `FORMS`, a message that is none, or no question or answer.
-    """
-    columns = _Columns(row)
-    number = columns.text("id") or row.where
-    group = columns.text("document", "doc_id", "document_id", "group")
-    tools = _tools(columns.take("tools", "functions"))
-    system = columns.text("system", "system_prompt")
-    prompt, completion, text_alone = _prompt_and_completion(columns)
-    if "history" in columns.values:
-        raise Unusable("column `history` holds earlier turns. Give the whole conversation as `messages`")
-    unused.update(columns.values.keys())
-    messages = _one_system([{"role": "system", "content": system}, *prompt, *completion])
-    first_learned = 0
-    if prompt:
-        first_learned = len(messages) - len(completion)
+    def first(names: Sequence[str], default: Any = "") -> Any:
+        return next((values[name] for name in names if name in values), default)
+
+    prompt: list[Message] = []
+    if "system" in values:
+        prompt.append({"role": "system", "content": row.text("system")})
+    answer = first(ANSWERS)
+    questions = [name for name in QUESTIONS if name in values]
+    if first(CONVERSATIONS):
+        completion, first_learned = _messages(first(CONVERSATIONS)), 0
+    elif not questions or answer == "":
+        raise Unusable(f"no question and answer (its columns: {', '.join(values)[:500] or 'none'}). Give {FORMS}")
+    else:
+        if isinstance(answer, list):  # TRL's conversational columns
+            prompt += _messages(values[questions[-1]])
+            completion = _messages(answer)
+        else:
+            texts = [row.text(name, str | int | float).strip() for name in questions]
+            prompt.append({"role": "user", "content": "\n\n".join(texts)})
+            completion = [_message({"role": "assistant", "content": str(answer).strip(), **_reasoning(values)})]
+        first_learned = len(prompt)
+    messages = [*prompt, *completion]
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()  # nobody answers
-    turns = without_system(messages)
-    if not turns or first_learned >= len(messages):
-        raise Unusable("no question and no answer")
-    if turns[0]["role"] == "assistant":
-        raise Unusable("no question: the conversation begins with the assistant")
-    record = Record(number, tuple(messages), tools, group, first_learned, text_alone)
-    missing = [name for name in ("question", "answer") if not getattr(record, name).strip()]
-    if missing:
-        raise Unusable(f"no {' and no '.join(missing)}")
-    for message in messages:
-        if message["role"] != "tool" and not message["content"].strip() and len(message) == 2:
-            raise Unusable("a message is empty")
-    if messages[-1].get("weight") == 0:
-        raise Unusable("its last turn, which is scored, has the weight 0. Remove the weight, or the row")
+    record = Record(str(values.get("id", row.where)), tuple(messages), str(first(GROUPS)), first_learned)
+    if len(messages) <= first_learned or not record.question.strip():
+        raise Unusable("no question, or no answer to it")
+    if not all(message["content"].strip() for message in messages):
+        raise Unusable("a message is empty")
     return record
 
 
-class _Columns:
-    """The columns of a row by their names in lower case. `values` are those that hold something; what is taken leaves them."""
-
-    def __init__(self, row: Row):
-        self.names: set[str] = set()
-        self.values: dict[str, Any] = {}
-        self.row = row
-        for column, value in row.values.items():
-            name = str(column).strip().lower()
-            self.names.add(name)
-            if value not in NOTHING:
-                self.values[name] = value
-
-    def take(self, *names: str) -> Any:
-        """The first of these columns that has a value."""
-        for name in names:
-            if name in self.values:
-                return self.values.pop(name)
-        return None
-
-    def text(self, *names: str) -> str:
-        """As `take`, "" where there is none. Raises Unusable for what is no text and no number."""
-        for name in names:
-            if name in self.values:
-                row = self.row._replace(values={name: self.values.pop(name)})
-                return row.text(name, str | int | float).strip()
-        return ""
+def _reasoning(values: dict[str, Any]) -> dict[str, str]:
+    """The reasoning of a row or of a message, as a key of a message; {} where there is none."""
+    texts = [str(values[name]).strip() for name in REASONING if values.get(name)]
+    return {"reasoning_content": texts[0]} if texts else {}
 
 
-def _prompt_and_completion(columns: _Columns) -> tuple[list[Message], list[Message], bool]:
-    """The messages that are only read and those whose turns are learned, and whether they are a text and a label alone."""
-    values = columns.values
-    if columns.names & {*CONVERSATIONS}:
-        return [], _messages(columns.take(*CONVERSATIONS) or [], "user"), False
-    if not (columns.names & {*QUESTIONS, *TEXTS, "instruction"} and columns.names & {*ANSWERS}):
-        names = ", ".join(map(str, columns.row.values)) or "none"
-        raise Unusable(f"no columns of a record (its columns: {names[:500]}). Give {FORMS}")
-    if any(isinstance(values.get(name), list) for name in (*QUESTIONS, *ANSWERS)):  # TRL's conversational columns
-        prompt = _messages(columns.take(*QUESTIONS) or [], "user")
-        return prompt, _messages(columns.take(*ANSWERS) or [], "assistant"), False
-    if isinstance(values.get("label"), bool) and len(values.keys() & {*ANSWERS}) > 1:
-        raise Unusable(
-            "its `label` judges another column's answer, as in KTO. Keep the rows with good answers, without `label`"
-        )
-    text_alone = values.keys() & {*QUESTIONS, *ANSWERS, "instruction"} == {"label"}
-    parts = columns.text("instruction"), columns.text(*TEXTS), columns.text(*QUESTIONS)
-    question = {"role": "user", "content": "\n\n".join(filter(None, parts))}
-    answer = {"role": "assistant", "content": columns.text(*ANSWERS)}
-    reasoning = columns.text(*REASONING)
-    if reasoning.lower() not in PLACEHOLDERS:
-        answer[REASONING_KEY] = reasoning
-    return [question], [answer], text_alone
+def _messages(messages: Any) -> list[Message]:
+    if not isinstance(messages, list):
+        raise Unusable("a conversation must be a list of messages")
+    return [_message(message) for message in messages]
 
 
-def _one_system(messages: list[Message]) -> list[Message]:
-    """The texts of the system before the first question as one message, each of them once."""
-    texts: list[str] = []
-    while messages and messages[0]["role"] == "system":
-        text = messages.pop(0)["content"]
-        if text and text not in texts:
-            texts.append(text)
-    if texts:
-        messages.insert(0, {"role": "system", "content": "\n\n".join(texts)})
-    return messages
-
-
-def _listed(value: Any) -> list:
-    """A list as it is, anything else as a list of one."""
-    if isinstance(value, list):
-        return value
-    return [value]
-
-
-def _messages(messages: Any, role: str) -> list[Message]:
-    """Messages with `role`, `content` and every other key that has a value. A text is one message of `role`, or JSON of messages."""
-    if isinstance(messages, str):
-        messages = _list_of(messages) or [{"role": role, "content": messages}]
-    converted = [_message(item) for item in _listed(messages)]
-    calls: list[str | None] = []
-    for message in converted:
-        calls += [call.get("id") for call in message.get("tool_calls", ())]
-    order = {call: number for number, call in enumerate(calls)}
-    ordered = []
-    for _, turn in itertools.groupby(converted, key=lambda message: message["role"]):
-        # Most templates tell the results of one turn apart by their order, which is that of the calls.
-        ordered += sorted(turn, key=lambda message: order.get(message.get("tool_call_id"), 0))
-    return ordered
-
-
-def _message(item: Any) -> Message:
-    if not isinstance(item, Mapping):
-        raise Unusable(NO_MESSAGE)
-    message = {key: value for key, value in item.items() if value not in NOTHING}
-    name = str(message.pop("role", message.pop("from", ""))).strip().lower()
-    content = message.pop("content", message.pop("value", ""))
-    role = ROLES.get(name, name)
-    if isinstance(content, list) and all(
-        isinstance(part, Mapping) and str(part.get("type")).endswith("text") for part in content
-    ):
-        content = "".join(str(part.get("text", "")) for part in content)
-    elif role == "tool" and not isinstance(content, str):
-        content = json.dumps(content, ensure_ascii=False)
-    for key in REASONING:
-        if key in message:
-            message[REASONING_KEY] = message.pop(key)
-    if role == "assistant" and isinstance(content, str) and "</think>" in content and REASONING_KEY not in message:
-        reasoning, _, content = content.rpartition("</think>")
-        message[REASONING_KEY], content = reasoning.replace("<think>", "").strip(), content.strip()
-    if not (role and isinstance(content, str) and isinstance(message.get(REASONING_KEY, ""), str)):
-        raise Unusable(NO_MESSAGE)
-    calls = message.pop("tool_calls", message.pop("function_call", None))
-    if name in CALLS:
-        calls, content = content, ""
-    if calls:
-        message["tool_calls"] = _calls(calls)
-    return {"role": role, "content": content} | message
-
-
-def _calls(calls: Any) -> list[dict[str, Any]]:
-    """Tool calls with their arguments as objects, which templates write as JSON themselves."""
-    converted = []
-    for call in _listed(_parsed(calls, "a tool call")):
-        function = call
-        if isinstance(call, Mapping):
-            function = call.get("function", call)
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise Unusable("a tool call must be an object with a `name`")
-        arguments = _parsed(function.get("arguments", function.get("parameters")) or {}, "the arguments of a tool call")
-        function = {"name": function["name"], "arguments": arguments}
-        entry = {"id": call.get("id"), "type": "function", "function": function}
-        converted.append({key: value for key, value in entry.items() if value})
-    return converted
-
-
-def _parsed(value: Any, what: str) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        raise Unusable(f"{what} is not JSON") from None
-
-
-def _list_of(text: str) -> list | None:
-    """The list that a column of a .csv holds as JSON or, as pandas writes it, in Python's notation; None of any other text."""
-    if not text.lstrip().startswith("[{"):
-        return None
-    for parse in (json.loads, ast.literal_eval):
-        try:
-            return parse(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            pass
-    return None
-
-
-def _tools(tools: Any) -> tuple[dict[str, Any], ...] | None:
-    tools = _parsed(tools, "column `tools`")
-    if not tools:
-        return None
-    converted = []
-    for tool in _listed(tools):
-        if "function" not in tool:
-            tool = {"type": "function", "function": tool}
-        converted.append(tool)
-    return tuple(converted)
-
-
-# ---- labels
+def _message(message: Any) -> Message:
+    if not isinstance(message, dict):
+        raise Unusable("a message must be an object with a `role` and a `content`")
+    filled = {key: value for key, value in message.items() if value}
+    role, content = str(filled.get("role", filled.get("from"))).lower(), filled.get("content", filled.get("value", ""))
+    if CALLS & {role, *filled}:
+        raise Unusable("tool calls are not read: give conversations in texts")
+    if not isinstance(content, str):
+        raise Unusable("the `content` of a message must be a text")
+    reasoning = _reasoning(filled)
+    if "</think>" in content and not reasoning:
+        thought, _, content = content.replace("<think>", "").rpartition("</think>")
+        reasoning, content = {"reasoning_content": thought.strip()}, content.strip()
+    return {"role": ROLES.get(role, role), "content": content, **reasoning}
 
 
 def choices_of(records: Sequence[Record]) -> tuple[str, ...]:
-    """The labels of labelled records: few short answers, each of them many times; () of other records."""
+    """The labels of labelled records: few answers, each of them many times; () of other records."""
     counts = Counter(record.answer for record in records)
-    if not 1 < len(counts) <= MOST_CHOICES or len(records) < ROWS_A_CHOICE * len(counts):
-        return ()
-    if max(map(len, counts)) > LONGEST_CHOICE:
-        return ()
-    return tuple(sorted(counts))
-
-
-def with_choice(record: Record, choices: Sequence[str]) -> Record:
-    """A text with a label and no question is told the labels to choose from."""
-    if not (choices and record.text_alone):
-        return record
-    texts = f"Answer with one of: {', '.join(choices)}.", record.system
-    system = {"role": "system", "content": " ".join(filter(None, texts))}
-    return replace(record, messages=(system, *without_system(record.messages)))
+    if 1 < len(counts) <= min(MOST_CHOICES, len(records) / ROWS_A_CHOICE):
+        return tuple(sorted(counts))
+    return ()
 
 
 # ---- splits

@@ -1,13 +1,11 @@
-"""How good the whole last turn is, beside what costs nothing: its answer or tool calls, its reasoning, and whether it stops.
+"""How good the whole last turn is, beside what costs nothing: its answer, its reasoning, and whether it stops.
 
-# Q questions · T training records · C choices
+# Q questions · T training records
 """
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mode
 from typing import Any
@@ -15,23 +13,20 @@ from typing import Any
 import numpy as np
 
 from helpers.show.intervals import Interval, bootstrap, wilson
+from helpers.show.tracking import say
 
-from .data import Message, Record, Records, graded, without_system
-from .generation import generate, log_probabilities
+from .data import Record, Records
+from .generation import generate
 
-EXAMPLES = 3  # solved ones before a question of the base model
 STRENGTHS = (0.3, 3, 30, 300)  # of the linear model (sklearn's C), chosen on the validation records
 SCORED = 100  # test records at most
+UNTRAINED = (
+    20  # of them that the model before training answers: it seldom stops, so that each answer takes the longest time
+)
 LONGEST_ANSWER = 512  # tokens
 LEAST_STOPS = 0.9  # share of answers that end by themselves: of a model that has learned where an answer ends
 FREQUENT, NEAREST, WORDS = "most frequent answer", "nearest training record", "words (TF-IDF, logistic regression)"
-COPY, BASE, SOLVED, TRAINED = "copy of the question", "base model", "base model, solved examples", "trained"
-
-
-def label_alone(records: Records) -> bool:
-    """Whether the last turn is a label and nothing else, so that every label can be asked for its likelihood."""
-    lasts = [record.messages[-1] for record in records.splits["train"]]
-    return bool(records.choices) and all(last.keys() == {"role", "content"} for last in lasts)
+BASE, TRAINED = "base model", "trained"
 
 
 def scored(records: Records) -> Sequence[Record]:
@@ -43,12 +38,11 @@ def scored(records: Records) -> Sequence[Record]:
 
 
 def baselines(records: Records, questions: Sequence[Record] = ()) -> dict[str, list[str]]:
-    """What the nearest record, the question itself and, for labels, the most frequent one and a linear model on words answer."""
+    """What the nearest record and, for labels, the most frequent one and a linear model on words answer."""
     train = records.splits["train"]
     questions = questions or scored(records)
     rows = nearest(train, questions)[:, 0]
     answers = {NEAREST: _answers(train[row] for row in rows)}
-    answers[COPY] = [record.messages[-2]["content"] for record in questions]
     if records.choices:
         answers[FREQUENT] = [mode(_answers(train))] * len(questions)
         answers[WORDS] = linear_model(train, records.splits["validation"], questions)
@@ -92,33 +86,14 @@ def _answers(records: Iterable[Record]) -> list[str]:
 # ---- asking the model
 
 
-def by_likelihood(model, template, questions: Sequence[Record], choices: Sequence[str]) -> list[str]:
-    """The label to which the model gives the highest probability, the end of its turn included."""
-    prompts = [template.prompt(record) for record in questions]
-    log_p_QC = log_probabilities(model, template, prompts, choices)
-    return [choices[best] for best in log_p_QC.argmax(1)]
-
-
-def with_examples(train: Sequence[Record], questions: Sequence[Record], count: int = EXAMPLES) -> list[Record]:
-    """The questions with the `count` nearest training records, solved, as turns before them; the nearest stands last."""
-    solved = []
-    for record, rows in zip(questions, nearest(train, questions, count), strict=True):
-        turns: list[Message] = []
-        for row in reversed(rows):
-            turns += train[row].messages
-        turns += record.messages
-        solved.append(record.with_turns(without_system(turns)))
-    return solved
-
-
 def last_turn(template, record: Record) -> str:
     """What the model is to write, without special tokens."""
-    text = template.text(record.messages, record.tools)[len(template.prompt(record)) :]
+    text = template.text(record.messages)[len(template.prompt(record)) :]
     return template.tokenizer.decode(template.encode(text), skip_special_tokens=True)
 
 
-def answer_length(template, records: Sequence[Record]) -> int:
-    """Tokens that an answer to one of these records may have: a half more than the longest, at most LONGEST_ANSWER."""
+def answer_length(template, records: Iterable[Record]) -> int:
+    """Tokens that an answer to one of these records may have: half more than the longest, at most LONGEST_ANSWER."""
     longest = max(len(template.encode(last_turn(template, record))) for record in records)
     return min(LONGEST_ANSWER, 8 + longest * 3 // 2)
 
@@ -129,9 +104,7 @@ def written(model, template, questions: Sequence[Record], **options) -> list[dic
     outputs = generate(model, template, questions, **options)
     for record, output in zip(questions, outputs, strict=True):
         reasoning, answer = parts_of(output.text)
-        expected_reasoning, expected_answer = parts_of(last_turn(template, record))
-        if _plain(answer) == _plain(expected_answer):
-            answer = record.answer  # however the template spells it
+        expected_reasoning, _ = parts_of(last_turn(template, record))
         same = _plain(reasoning) == _plain(expected_reasoning)
         samples.append(
             {"id": record.id, "text": output.text, "answer": answer, "stops": output.stopped, "reasoning": same}
@@ -140,23 +113,9 @@ def written(model, template, questions: Sequence[Record], **options) -> list[dic
 
 
 def parts_of(turn: str) -> tuple[str, str]:
-    """The reasoning of a turn, and what it says and calls as `graded` spells it."""
-    reasoning, _, rest = turn.rpartition("</think>")
-    calls: list[dict[str, Any]] = []
-    start, decoder = rest.find("{"), json.JSONDecoder()
-    content = rest
-    while start >= 0:
-        try:
-            call, end = decoder.raw_decode(rest, start)
-        except ValueError:
-            call, end = {}, start + 1
-        arguments = call.get("arguments", call.get("parameters"))
-        if isinstance(call.get("name"), str) and arguments is not None:
-            if not calls:
-                content = re.sub(r"<[^<>]*>\s*$", "", rest[:start])
-            calls.append({"name": call["name"], "arguments": arguments})
-        start = rest.find("{", end)
-    return reasoning.replace("<think>", "").strip(), graded(content, calls)
+    """The reasoning of a turn, and what follows it."""
+    reasoning, _, answer = turn.rpartition("</think>")
+    return reasoning.replace("<think>", "").strip(), answer.strip()
 
 
 # ---- scores
@@ -165,8 +124,8 @@ def parts_of(turn: str) -> tuple[str, str]:
 def scores(systems: Mapping[str, Sequence[Sequence[str]]], questions: Sequence[Record]) -> dict[str, Any]:
     """The share of right answers of each system, and the difference of the trained one to it, with intervals over documents.
 
-    systems: by name the answers to `questions`, one list a seed; values are means over seeds. Differences are paired and bootstrapped,
-        shares have Wilson's interval for as many items as there are documents.
+    systems: by name the answers to `questions` or to the first of them, one list a seed; values are means over seeds.
+        Differences are paired.
     """
     groups = [record.group or f"question {number}" for number, record in enumerate(questions)]
     right = {}
@@ -174,9 +133,10 @@ def scores(systems: Mapping[str, Sequence[Sequence[str]]], questions: Sequence[R
         right[name] = np.mean([_right(answers, questions) for answers in seeds], axis=0)
     results: dict[str, Any] = {"questions": len(questions), "groups": len({*groups}), "systems": {}, "trained less": {}}
     for name, right_Q in right.items():
-        results["systems"][name] = _values(wilson(float(right_Q.mean()), results["groups"]))
+        count = len(right_Q)
+        results["systems"][name] = _values(wilson(float(right_Q.mean()), len({*groups[:count]}))) | {"questions": count}
         if name != TRAINED and TRAINED in right:
-            difference = bootstrap(np.mean, right[TRAINED] - right_Q, groups=groups)
+            difference = bootstrap(np.mean, right[TRAINED][:count] - right_Q, groups=groups[:count])
             values = _values(difference)
             results["trained less"][name] = values | {"outcome": difference.outcome, "shown": str(difference)}
     return results
@@ -194,20 +154,19 @@ def form(samples: Sequence[Mapping[str, Any]], questions: Sequence[Record]) -> d
 
     The share of reasoning is over the records that have some.
     """
-    answers, stops, steps = [], [], []
-    for sample, record in zip(samples, questions, strict=True):
-        answers.append(sample["answer"])
-        stops.append(sample["stops"])
-        if record.reasoning:
-            steps.append(sample["reasoning"])
-    shares = {"stops": stops, "answer is right": _right(answers, questions)}
+    shares = {
+        "stops": [sample["stops"] for sample in samples],
+        "answer is right": _right([sample["answer"] for sample in samples], questions),
+    }
+    pairs = zip(samples, questions, strict=False)
+    steps = [sample["reasoning"] for sample, record in pairs if record.reasoning]
     if steps:
         shares["every step is right"] = steps
     return {name: float(np.mean(values)) for name, values in shares.items()}
 
 
 def _right(answers: Sequence[str], questions: Sequence[Record]) -> list[bool]:
-    pairs = zip(answers, _answers(questions), strict=True)
+    pairs = zip(answers, _answers(questions), strict=False)
     return [_plain(answer) == _plain(expected) for answer, expected in pairs]
 
 
@@ -218,22 +177,19 @@ def _plain(text: str) -> str:
 # ---- one model, asked everything; and what is shown
 
 
-def examine(trainer, template, records: Records, rows, *, examples: bool = False) -> dict[str, Any]:
-    """What a model makes of the test records: the loss of their own texts, what it writes, and its answers.
+def examine(trainer, template, records: Records, rows, *, count: int = SCORED) -> dict[str, Any]:
+    """What a model makes of the test records: the loss of their own texts, and what it writes for the first `count` of them.
 
-    rows: of the test records (`training.encode`). examples: ask for labels after solved examples, too.
+    rows: of the test records (`training.encode`).
     """
-    model, questions = trainer.model, scored(records)
+    model, questions = trainer.model, scored(records)[:count]
     results = {"completion": trainer.completion_loss(rows)}
+    length = answer_length(template, questions)
+    say(f"the model answers {len(questions)} test questions, with at most {length} tokens each")
     with trainer.compute_loss_context_manager():
-        samples = written(model, template, questions, max_new_tokens=answer_length(template, questions))
-        results["answers"] = [sample["answer"] for sample in samples]
-        if label_alone(records):
-            results["answers"] = by_likelihood(model, template, questions, records.choices)
-            if examples:
-                solved = with_examples(records.splits["train"], questions)
-                results["after examples"] = by_likelihood(model, template, solved, records.choices)
-    return results | {"samples": samples, "form": form(samples, questions)}
+        samples = written(model, template, questions, max_new_tokens=length)
+    answers = [sample["answer"] for sample in samples]
+    return results | {"answers": answers, "samples": samples, "form": form(samples, questions)}
 
 
 def table(results: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -241,7 +197,7 @@ def table(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for name, values in results["systems"].items():
         share = f"{values['value']:.1%} ({values['low']:.1%} to {values['high']:.1%})"
-        rows.append({"answers": name, "right": share})
+        rows.append({"answers": name, "right": share, "questions": values["questions"]})
     return rows
 
 
@@ -259,14 +215,13 @@ def written_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[d
 
 def verdict(results: Mapping[str, Any]) -> list[str]:
     """A sentence for the base model and for the best method that costs nothing: better, worse, or no significant difference."""
-    free = [name for name in (NEAREST, COPY, FREQUENT, WORDS) if name in results["systems"]]
+    free = [name for name in (NEAREST, FREQUENT, WORDS) if name in results["systems"]]
     best = max(free, key=lambda name: results["systems"][name]["value"])
-    questions = f"{results['questions']} questions in {results['groups']} groups, of one training"
     lines = []
     for name in (best, BASE):
-        difference = results["trained less"][name]
+        difference, count = results["trained less"][name], results["systems"][name]["questions"]
         lines.append(
-            f"The trained model compared with {name}: {difference['outcome']}, {difference['shown']}, {questions}."
+            f"The trained model compared with {name}: {difference['outcome']}, {difference['shown']}, {count} questions, of one training."
         )
     return lines
 
@@ -294,16 +249,16 @@ def hardly_learned(results: Mapping[str, Any], after: Mapping[str, Any], trainer
     ]
 
 
-def common(records: Records) -> Record:
-    """A training record with the system text and the tools of most."""
-    kinds = [(record.system, str(record.tools)) for record in records.splits["train"]]
-    return records.splits["train"][kinds.index(mode(kinds))]
-
-
 def ask(trainer, template, records: Records, question: str) -> str:
-    """The model's whole turn, reasoning and tool calls included, with the system text and the tools that it was trained with."""
-    turns = ({"role": "user", "content": question}, {"role": "assistant", "content": ""})
-    record = common(records).with_turns(turns)
+    """The model's whole turn, reasoning included, with the system text that most records have."""
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": ""}]
+    if system_text(records):
+        messages.insert(0, {"role": "system", "content": system_text(records)})
     with trainer.compute_loss_context_manager():
         length = answer_length(template, records.splits["test"])
-        return generate(trainer.model, template, [record], max_new_tokens=length)[0].text.strip()
+        return generate(trainer.model, template, [Record("", tuple(messages))], max_new_tokens=length)[0].text.strip()
+
+
+def system_text(records: Records) -> str:
+    """The system text that most training records have, or ""."""
+    return mode(record.system for record in records.splits["train"])

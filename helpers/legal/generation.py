@@ -1,6 +1,6 @@
-"""What the model writes, and the log-probability that it gives to a text.
+"""What the model writes.
 
-# B batch · L tokens of prompt and answer · D hidden size · Q questions · C choices · N tokens of a choice · V vocabulary
+# B batch · L tokens of prompt and answer
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from helpers.machine.decoding import CACHE, write
-from helpers.machine.engine import cpu_copy
+from helpers.machine.decoding import write
 
 BATCH = 8  # prompts that are written at a time
 
@@ -60,39 +59,3 @@ def generate(model, template, records: Sequence, *, max_new_tokens: int, batch_s
             text = template.tokenizer.decode(tokens, skip_special_tokens=True)
             outcomes.append(Generated(text, tokens, stopped=len(tokens) < len(output)))
     return outcomes
-
-
-def log_probabilities(model, template, prompts: Sequence[str], choices: Sequence[str]):
-    """Log-probability of each choice after each prompt, the end of the turn included: a NumPy array [Q, C].
-
-    A prompt is read once, and its cache shared by the choices. On XLA a copy on the CPU is asked: prompts have many lengths.
-    """
-    if model.device.type == "xla":
-        model = cpu_copy(model)
-    model.eval()
-    rows = []
-    for prompt in prompts:
-        ids = template.encode(prompt)
-        endings = []
-        for choice in choices:
-            tokens = template.encode(prompt + choice)[len(ids) :]
-            endings.append(torch.tensor([*tokens, template.stop_token_id], device=model.device))
-        with torch.no_grad():
-            log_p_CN = continued(model, torch.tensor([ids], device=model.device), pad_sequence(endings, True))
-        row = []
-        for log_p_N, ending_N in zip(log_p_CN, endings, strict=True):
-            row.append(float(log_p_N[: len(ending_N)].sum()))
-        rows.append(row)
-    return torch.tensor(rows).numpy()
-
-
-def continued(model, prompt_1L: torch.Tensor, ends_CN: torch.Tensor) -> torch.Tensor:
-    """Log-probability of each token of several endings after one prompt, which is read once: [C, N]."""
-    read = model(input_ids=prompt_1L, use_cache=True, logits_to_keep=1)
-    first_V = read.logits[0, -1].float().log_softmax(-1)
-    cache = read[CACHE]
-    cache.batch_repeat_interleave(len(ends_CN))
-    logits_CNV = model(input_ids=ends_CN, use_cache=True, **{CACHE: cache}).logits
-    log_p_CNV = logits_CNV[:, :-1].float().log_softmax(-1)
-    later_CN = log_p_CNV.gather(-1, ends_CN[:, 1:, None])[..., 0]
-    return torch.cat([first_V[ends_CN[:, :1]], later_CN], dim=1)

@@ -44,9 +44,6 @@ class LegalParameters(Parameters):
         identity=False,
         tpu="outputs/legal_cot_sft_tpu",
     )
-    learn: Literal["all turns", "last turn"] = parameter(
-        "all turns", "Which turns of the assistant are learned where a conversation has several.", group=TRAINING
-    )
     max_length: int = parameter(
         0,
         "Tokens of a record, a multiple of 128; 0 takes the longest record, at most 4,096 and what the model can read. Longer "

@@ -1,4 +1,4 @@
-"""What a tokenizer's chat template makes of a conversation, and what it would lose of it in silence."""
+"""What a tokenizer's chat template makes of a conversation."""
 
 from __future__ import annotations
 
@@ -17,53 +17,51 @@ PLAIN_TEMPLATE = (
     "{% else %}{{ '### Instruction:\n' + message['content'] + '\n\n' }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %}"
 )
-REASONING = ("reasoning_content", "thinking", "reasoning")  # keys that templates have for it
+REASONING = "reasoning_content"  # key of a message, in records and in templates that have one
 THINK, END_OF_THINK = "<think>\n", "\n</think>\n\n"  # around reasoning where a template has no key for it
-# Between a call and its result, which stand in one order (data.py)
-RESULTS = (("tool", "tool_call_id"), ("tool", "name"))
 MARK = "law-7"
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer; TRL's training template where it has one, which keeps the reasoning of earlier turns.
+    """The chat template of a tokenizer. A tokenizer without one gets `PLAIN_TEMPLATE`.
 
-    A tokenizer without a template gets `PLAIN_TEMPLATE`. What a template has no place for goes where it has an equivalent:
-    a system text before the first question, a user's name before their text, reasoning between <think> and </think>.
+    What a template has no place for goes where it has an equivalent: a system text before the first question, reasoning between
+    <think> and </think> before the answer.
 
     Raises ValueError where the template ends the assistant's turn with no special token: the model could not learn to stop.
     """
 
     def __init__(self, tokenizer):
-        from trl.chat_template_utils import get_training_chat_template
-
         self.tokenizer = tokenizer
         if not tokenizer.chat_template:
             tokenizer.chat_template = PLAIN_TEMPLATE
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        try:
-            self.jinja = get_training_chat_template(tokenizer)
-        except ValueError:  # TRL knows another one for some thirty templates only
-            self.jinja = None
-        self.special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
         self.writes_system = self._writes({"role": "system", "content": MARK}, question)
-        self.writes_name = self._writes(question | {"name": MARK})
-        keys = (key for key in REASONING if self._writes(question, answer | {key: MARK}))
-        self.reasoning_key = next(keys, None)
+        self.writes_reasoning = self._writes(question, answer | {REASONING: MARK})
         self.stop_token_id = self._end_of_turn([question, answer | {"content": MARK}])
 
-    def text(self, messages: Sequence[Mapping[str, Any]], tools=None, *, ask: bool = False) -> str:
-        """The conversation as the model reads it; with `ask` up to where it has to write. Raises Unusable where it is refused."""
-        placed = [self._placed(message) for message in messages]
+    def place(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+        """The messages with every part where the template writes it."""
+        placed = []
+        for message in messages:
+            message = dict(message)
+            if REASONING in message and not self.writes_reasoning:
+                message["content"] = THINK + message.pop(REASONING) + END_OF_THINK + message["content"]
+            placed.append(message)
         if placed[0]["role"] == "system" and not self.writes_system:
             system, question, *rest = placed
             placed = [question | {"content": f"{system['content']}\n\n{question['content']}"}, *rest]
-        return self._rendered(placed, list(tools or ()) or None, ask)
+        return placed
+
+    def text(self, messages: Sequence[Mapping[str, str]], *, ask: bool = False) -> str:
+        """The conversation as the model reads it; with `ask` up to where it has to write. Raises Unusable where it is refused."""
+        return self._rendered(self.place(messages), ask)
 
     def prompt(self, record) -> str:
         """What a record asks, up to where the model has to write its last message."""
-        return self.text(record.messages[:-1], record.tools, ask=True)
+        return self.text(record.messages[:-1], ask=True)
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]  # a template writes its own
@@ -75,76 +73,24 @@ class ChatTemplate:
             return [self.stop_token_id]
         return [self.stop_token_id, own]
 
-    def check(self, record, first: int) -> None:
-        """Raises Unusable where the template leaves out a part of a message or the tools, or a text spells out a special token.
-
-        Every text is replaced by a mark, and each mark must be written. first: the reasoning of turns before this one may be lost.
-        """
-        text = self.text(record.messages, record.tools)
-        if record.tools and self.text(record.messages) == text:
-            raise Unusable("the chat template leaves out `tools`. Remove the column, or use another model")
-        marked, marks = [], {}
-        for number, message in enumerate(record.messages):
-            copy, role = dict(message), message["role"]
-            for key, value in message.items():
-                may_be_lost = (role, key) in RESULTS or (key in REASONING and number < first)
-                if key in ("role", "weight") or may_be_lost or not value:
-                    continue
-                mark = f"{MARK}-{number}-{key}-"
-                marks[mark] = key, role
-                if key == "tool_calls":
-                    copy[key] = []
-                    for call in value:
-                        function = call["function"] | {"name": mark}
-                        copy[key].append(call | {"function": function})
-                elif isinstance(value, str):
-                    copy[key] = mark
-                else:
-                    raise Unusable(f"a message has `{key}`, which no chat template writes. Remove it from the records")
-            marked.append(copy)
-        written = self.text(marked, record.tools)
-        for mark, (key, role) in marks.items():
-            if mark not in written:
-                raise Unusable(
-                    f"the chat template leaves out `{key}` of a message of `{role}`. Move it into the `content` of another "
-                    "message, remove it from the records, or use a model whose template writes it"
-                )
-        for token in self.special:
-            if any(token in str(message) for message in record.messages):
-                raise Unusable(f"contains the special token {token}")
-
-    def _placed(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message with its reasoning and its name where the template writes them."""
-        message = dict(message)
-        reasoning = message.pop(REASONING[0], None)
-        if reasoning:
-            if self.reasoning_key:
-                message[self.reasoning_key] = reasoning
-            else:
-                message["content"] = THINK + reasoning + END_OF_THINK + message["content"]
-        if message["role"] == "user" and "name" in message and not self.writes_name:
-            message["content"] = f"{message.pop('name')}: {message['content']}"
-        return message
-
-    def _rendered(self, messages, tools=None, ask: bool = False) -> str:
+    def _rendered(self, messages: list[dict[str, Any]], ask: bool = False) -> str:
         try:
-            return self.tokenizer.apply_chat_template(
-                messages, tools=tools, chat_template=self.jinja, tokenize=False, add_generation_prompt=ask
-            )
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
         except (jinja2.TemplateError, TypeError) as error:
             raise Unusable(f"the chat template refuses it ({error})") from error
 
-    def _writes(self, *messages: Mapping[str, Any]) -> bool:
+    def _writes(self, *messages: dict[str, Any]) -> bool:
         try:
             return MARK in self._rendered(list(messages))
         except Unusable:
             return False
 
-    def _end_of_turn(self, turns) -> int:
+    def _end_of_turn(self, turns: list[dict[str, Any]]) -> int:
         """The special token with which the chat template ends a turn of the assistant. Raises ValueError where there is none."""
+        special = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
         after = self._rendered(turns).rpartition(MARK)[2]
         for token in self.encode(after):
-            if self.tokenizer.convert_ids_to_tokens(token) in self.special:
+            if self.tokenizer.convert_ids_to_tokens(token) in special:
                 return token
         raise ValueError(
             "base_model: its chat template ends the assistant's turn with no special token, so that a model trained with it "

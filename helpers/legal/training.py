@@ -1,14 +1,16 @@
-"""Supervised fine-tuning in one file: a record becomes a row of tokens, some of them labels, and TRL's trainer learns these.
+"""Supervised fine-tuning in one file: a record becomes a prompt and a completion, and TRL's trainer learns the completion.
 
 record  a conversation (`data.Record`): what was asked, and what the assistant should have written
-row     the conversation in the model's own chat template (`template.ChatTemplate`), as token ids
-labels  the ids that are learned: what the assistant writes, up to the token that ends its turn. -100: read only
-trainer TRL's SFTTrainer, which packs rows into blocks and trains; ours adds exact resume, and blocks of one shape
+row     `prompt` and `completion`, messages as TRL takes them: one row for each turn of the assistant that is learned
+labels  the token ids that are learned: the completion, up to the token that ends the turn. -100: read only
+trainer TRL's SFTTrainer, which writes rows in the model's own chat template, makes the labels, packs rows into blocks and trains;
+        ours adds exact resume, and blocks of one shape
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,88 +28,57 @@ from .template import ChatTemplate
 MOST_LENGTH = 4096  # tokens of a record, unless max_length says another number
 
 
-# ---- record -> row -> labels
+# ---- record -> rows
 
 
-def row_of(record, template: ChatTemplate, learn: str = "all turns") -> dict[str, list[int]]:
-    """Token ids of a record, and its labels: the ids inside of the assistant's turns, IGNORED elsewhere.
+def rows_of(record, template: ChatTemplate) -> list[dict[str, Any]]:
+    """`prompt`, `completion` and the number of their tokens, for each turn of the assistant that is learned.
 
-    learn: "all turns" of the assistant, or its "last turn" alone.
-
-    Raises Unusable where the template loses something in silence (`ChatTemplate.check`), and where it writes a conversation so
-    far in another way than the beginning of the whole one: the model would be asked in another way than it was trained.
+    Raises Unusable where the chat template refuses the conversation.
     """
-    messages, tools = record.messages, record.tools
-    turns = record.learned_turns
-    if learn == "last turn":
-        turns = turns[-1:]
-    template.check(record, first=turns[0])
-    text = template.text(messages, tools)
-    spans = []
-    for turn in turns:
-        prompt = template.text(messages[:turn], tools, ask=True)
-        answered = template.text(messages[: turn + 1], tools).rstrip()
-        if not (text.startswith(answered) and answered.startswith(prompt)):
-            raise Unusable(
-                f"the chat template asks with {prompt[-30:]!r}, and the conversation with its answer does not go on from there, so that "
-                "the model would be asked in another way than it was trained. Use learn='last turn', or a model with another template"
-            )
-        spans.append((len(prompt), len(answered)))
-    encoded = template.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    labels = []
-    for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        label = IGNORED
-        for first, last in spans:
-            if start < first < end:
-                raise Unusable(
-                    f"a token reaches over the place where the answer begins ({text[start:end]!r}), so that the prompt alone has "
-                    "other tokens. Remove white space at the beginning of the answers, or use another model"
-                )
-            if first <= start < end <= last:
-                label = token
-        labels.append(label)
-    return {"input_ids": encoded["input_ids"], "labels": labels}
+    rows = []
+    for turn in record.learned_turns:
+        messages = record.messages[: turn + 1]
+        *prompt, completion = template.place(messages)
+        tokens = len(template.encode(template.text(messages)))
+        rows.append({"prompt": prompt, "completion": [completion], "tokens": tokens})
+    return rows
 
 
-def encode(records, template: ChatTemplate, *, max_length: int = 0, learn: str = "all turns", reads: int = MOST_LENGTH):
+def encode(records, template: ChatTemplate, *, max_length: int = 0, reads: int = MOST_LENGTH):
     """The rows of every split as data sets, the records that they are made of, and how many tokens a record may have.
 
-    A record that the template cannot write is set aside with its reason, and so is a longer record: cut, it would teach an
-    answer without its reasoning.
+    A record that the template refuses is set aside with its reason, and so is a longer record: cut, it would teach an answer
+    without its reasoning.
 
     max_length: tokens, rounded up to a multiple of 128; 0 takes the longest training record, at most MOST_LENGTH and what
         the model `reads`. Raises ValueError where most records of a split are set aside, or too few are left.
     """
-    pairs, set_aside = {}, []
+    made: dict[str, list[tuple[Any, list[dict[str, Any]]]]] = {}
+    set_aside = list(records.set_aside)
     for name, part in records.splits.items():
-        usable, refused = [], []
+        made[name] = []
         for record in part:
             try:
-                usable.append((record, row_of(record, template, learn)))
+                made[name].append((record, rows_of(record, template)))
             except Unusable as reason:
-                refused.append({"row": record.id, "reason": str(reason)})
-        if 2 * len(refused) > len(part):
-            first = refused[0]
-            raise ValueError(
-                f"{len(refused)} of {len(part)} {name} records cannot be used, first {first['row']}: {first['reason']}"
-            )
-        set_aside += refused
-        pairs[name] = usable
-    longest = max(len(row["input_ids"]) for _, row in pairs["train"])
+                set_aside.append((record.id, str(reason)))
+    longest = max(rows[-1]["tokens"] for _, rows in made["train"])
     readable = reads // MULTIPLE * MULTIPLE
     length = round_up(max_length or min(longest, MOST_LENGTH, readable))
-    splits, rows = {}, {}
-    for name, part in pairs.items():
-        short_records, short_rows = [], []
-        for record, row in part:
-            if len(row["input_ids"]) > length:
-                set_aside.append({"row": record.id, "reason": f"longer than {length:,} tokens"})
-            else:
-                short_records.append(record)
-                short_rows.append(row)
-        splits[name] = short_records
-        rows[name] = Dataset.from_list(short_rows)
-    return rows, records.keeping(splits, set_aside), length
+    splits, data_sets = {}, {}
+    for name, pairs in made.items():
+        short = [(record, rows) for record, rows in pairs if rows[-1]["tokens"] <= length]
+        fitting = {record.id for record, _ in short}
+        set_aside += [(record.id, f"longer than {length:,} tokens") for record, _ in pairs if record.id not in fitting]
+        if len(short) < max(2 if name == "train" else 1, len(records.splits[name]) / 2):
+            raise ValueError(
+                f"data_source={records.name!r}: {len(short)} of {len(records.splits[name])} {name} records can be used; the last "
+                f"one that cannot: {set_aside[-1:]}. Set a larger max_length, or give more records or splits of your own"
+            )
+        splits[name] = [record for record, _ in short]
+        data_sets[name] = Dataset.from_list([row for _, rows in short for row in rows])
+    return data_sets, replace(records, splits=splits, set_aside=set_aside), length
 
 
 # ---- labels -> trainer
@@ -137,7 +108,7 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
 
     Rows stand in blocks of one shape, whose mask keeps them apart (`packing`). No value goes to the host but for a log.
 
-    args: `sft_config`. train_dataset, eval_dataset: rows of `row_of`, or of any form that TRL takes.
+    args: `sft_config`. train_dataset, eval_dataset: rows of `rows_of`, or of any form that TRL takes.
     """
 
     def __init__(self, model, args: SFTConfig, train_dataset, eval_dataset, processing_class, **mixin):
@@ -169,8 +140,10 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         self._labels_a_batch = 1.0
 
     def _prepare_dataset(self, dataset, processing_class, args, packing, formatting_func, dataset_name):
-        """TRL's rows, then empty rows that fill the last step and the last evaluation batch, so that all batches have one shape."""
-        rows = super()._prepare_dataset(dataset, processing_class, args, packing, formatting_func, dataset_name)
+        """TRL's blocks, then empty ones that fill the last step and the last evaluation batch, so that all batches have one shape."""
+        rows = super()._prepare_dataset(dataset, processing_class, args, False, formatting_func, dataset_name)
+        rows = rows.map(_until_stop, fn_kwargs={"stop": ChatTemplate(processing_class).stop_token_id})
+        rows = super()._prepare_dataset(rows, processing_class, args, packing, formatting_func, dataset_name)
         missing = -len(rows) % self._whole[dataset_name]
         empty = {"input_ids": [[processing_class.pad_token_id]], "labels": [[IGNORED]], "seq_lengths": [[1]]}
         columns = [name for name in empty if name in rows.column_names]
@@ -219,3 +192,12 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
 
     def create_model_card(self, *args, **kwargs) -> None:
         """TRL writes one at every checkpoint, of what it knows; the export writes one with data and results."""
+
+
+def _until_stop(row: dict[str, list[int]], stop: int) -> dict[str, list[int]]:
+    """The labels without what the template writes after the end of the last turn, such as a new line, which nobody has to write."""
+    labels = row["labels"]
+    if stop in labels:
+        end = len(labels) - labels[::-1].index(stop)
+        labels = labels[:end] + [IGNORED] * (len(labels) - end)
+    return row | {"labels": labels}

@@ -10,7 +10,7 @@
 # # Legal chain-of-thought fine-tuning (GPU)
 #
 # This notebook fine-tunes a small chat model on **your own records**: questions with answers, with or without the reasoning that
-# leads there, tool calls, texts with labels, or whole conversations. At the end you have a model that writes its reasons and its answer
+# leads there, texts with labels, or whole conversations. At the end you have a model that writes its reasons and its answer
 # in your format, on your own machine. A table says how often its answer is right, and how often the answers of a word-count classifier, of
 # the nearest training record and of the original model are.
 #
@@ -39,7 +39,7 @@
 # # Legal chain-of-thought fine-tuning (TPU)
 #
 # This notebook fine-tunes a small chat model on **your own records**: questions with answers, with or without the reasoning that
-# leads there, tool calls, texts with labels, or whole conversations. At the end you have a model that writes its reasons and its answer
+# leads there, texts with labels, or whole conversations. At the end you have a model that writes its reasons and its answer
 # in your format, on your own machine. A table says how often its answer is right, and how often the answers of a word-count classifier, of
 # the nearest training record and of the original model are.
 #
@@ -76,8 +76,8 @@
 # ```
 # {"question": "May the tenant leave early?", "reasoning": "Step 1: ...", "answer": "Yes."}
 # {"text": "Notice may be given at any time.", "label": "termination"}
-# {"messages": [{"role": "user", "content": "May I leave?"}, {"role": "assistant", "content": "Yes."}], "tools": [...]}
-# {"conversations": [{"from": "human", "value": "..."}, {"from": "function_call", "value": "{...}"}, ...], "tools": "[...]"}
+# {"messages": [{"role": "user", "content": "May I leave?"}, {"role": "assistant", "content": "Yes."}]}
+# {"conversations": [{"from": "human", "value": "May I leave?"}, {"from": "gpt", "value": "Yes."}]}
 # ```
 #
 # Never paste API keys here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets. Every setting is checked before anything is
@@ -119,8 +119,8 @@ print(f"output     {run.path}")
 # ## Data, and one record before and after
 #
 # Every row is checked. A row that cannot be used is set aside with its number and the reason; the run stops only if most rows cannot be
-# used. Nothing is lost in silence: if the model's chat template does not write a role or a part of a message, that part goes where the
-# template has an equivalent (reasoning between `<think>` and `</think>`), or the row is set aside. Splits of a hub set or a folder are kept as
+# used. Reasoning stands between `<think>` and
+# `</think>` where the model's chat template has no place of its own for it. Splits of a hub set or a folder are kept as
 # they are. Of a single file one tenth is held out for validation and one tenth for the test; near-duplicate questions stay together.
 #
 # Then the model is loaded, and its chat template formats the records. With LoRA, small fp32 matrices are trained beside its
@@ -133,7 +133,7 @@ print(f"output     {run.path}")
 run.use_method()
 from helpers.legal.data import load_records
 from helpers.legal.model import load_model
-from helpers.legal.training import IGNORED, ChatTemplate, encode
+from helpers.legal.training import ChatTemplate, encode
 
 records = load_records(params.data_source, seed=params.seed)
 run.note(data=records.source)
@@ -143,13 +143,12 @@ trained = model.num_parameters(only_trainable=True)
 print(f"{trained:,} of {model.num_parameters():,} weights are trained")
 template = ChatTemplate(tokenizer)
 reads = model.config.get_text_config().max_position_embeddings
-rows, records, length = encode(records, template, max_length=params.max_length, learn=params.learn, reads=reads)
+rows, records, length = encode(records, template, max_length=params.max_length, reads=reads)
 write_json(run.path / "set_aside.json", records.set_aside)
-tables.show(records.rows(), f"Records of at most {length:,} tokens, {params.learn} learned")
-row = rows["train"][0]
-read = [token for token, label in zip(row["input_ids"], row["labels"], strict=True) if label == IGNORED]
-learned = [label for label in row["labels"] if label != IGNORED]
-print("--- read", tokenizer.decode(read), "--- learned", tokenizer.decode(learned), sep="\n")
+tables.show(records.rows(), f"Records of at most {length:,} tokens")
+first = records.splits["train"][0]
+prompt, text = template.prompt(first), template.text(first.messages)
+print("--- read", prompt, "--- learned", text.removeprefix(prompt).rstrip(), sep="\n")
 
 # %% [markdown]
 # ## Plan, and the trainer
@@ -180,31 +179,32 @@ trainer = LegalTrainer(
     runtime=machine,
     max_hours=params.max_hours,
 )
-pair, nats = rows["train"].select(range(2)), []
-packed = trainer.completion_loss(pair)["loss"]  # dropout is off from here
+packed = trainer.completion_loss(rows["train"].select(range(2)))["loss"]  # dropout is off from here
+nats = []
 with torch.no_grad(), trainer.compute_loss_context_manager():
-    for ids, labels in (torch.tensor([row["input_ids"], row["labels"]]).to(trainer.model.device) for row in pair):
-        logits = trainer.model(ids[None]).logits[0, :-1].float()
-        nats += torch.nn.functional.cross_entropy(logits, labels[1:], reduction="none")[labels[1:] != IGNORED].tolist()
+    for row in rows["train"].select(range(2)):
+        read = template.encode(template.text(row["prompt"], ask=True))
+        ids = template.encode(template.text(row["prompt"] + row["completion"]).rstrip())
+        ids = torch.tensor(ids, device=trainer.model.device)
+        logits = trainer.model(ids[None]).logits[0, len(read) - 1 : -1].float()
+        nats += torch.nn.functional.cross_entropy(logits, ids[len(read) :], reduction="none").tolist()
 print(f"by hand {sum(nats) / len(nats):.6f}, by the trainer {packed:.6f}")
 
 # %% [markdown]
 # ## What costs nothing, and the original model
 #
-# The table says how often each of these gives the right answer to a test record: the answer of the nearest training record, a copy of the
-# question, and the model before training. Where there are few different answers, the most frequent answer and logistic regression on words
-# stand there as well; where the answer is a label alone, the model also gets three solved examples. The trained model has to be better than
-# all of these. One turn of the model before training is printed.
+# The table says how often each of these gives the right answer to a test record: the answer of the nearest training record, and the model
+# before training, which answers the first 20 questions alone since it seldom stops. Where there are few different answers, the most
+# frequent answer and logistic regression on words stand there as well. The trained model has to be better than all of these. One turn of
+# the model before training is printed.
 
 # %%
 from helpers.legal import evaluation
 
-before = evaluation.examine(trainer, template, records, rows["test"], examples=True)
+before = evaluation.examine(trainer, template, records, rows["test"], count=evaluation.UNTRAINED)
 asked = evaluation.scored(records)
 rivals = {name: [answers] for name, answers in evaluation.baselines(records).items()}
 rivals[evaluation.BASE] = [before["answers"]]
-if "after examples" in before:
-    rivals[evaluation.SOLVED] = [before["after examples"]]
 tables.show(evaluation.table(evaluation.scores(rivals, asked)), "Right answers, with 95 % intervals")
 print(before["samples"][0]["text"])
 
@@ -235,7 +235,7 @@ tables.show(trainer.meter.rows(cost["train"], cost.get("xla")))
 # ## Is it any good?
 #
 # The test records were not used for any choice. `loss` is the loss on the test records' own turns, reasoning included. The other columns
-# are about what the model writes: how often it stops by itself, how often its answer or its tool calls are those of the record, and how
+# are about what the model writes: how often it stops by itself, how often its answer is that of the record, and how
 # often every step of its reasoning is. The second table compares the answers with what costs nothing.
 
 # %%
@@ -270,8 +270,8 @@ results_file = run.results(machine, **results)
 # %% [markdown]
 # ## Ask it
 #
-# The cell asks the model a question of yours with the system text and the tools of the training records, and prints its whole turn:
-# its reasoning, its answer and its tool calls. It is no legal advice, and often wrong. Change the question and run the cell again.
+# The cell asks the model a question of yours with the system text of the training records, and prints its whole turn: its reasoning and
+# its answer. It is no legal advice, and often wrong. Change the question and run the cell again.
 
 # %%
 # @title Ask the trained model {display-mode: "form"}
@@ -281,20 +281,25 @@ print(evaluation.ask(trainer, template, records, question))
 # %% [markdown]
 # ## Take it with you
 #
-# LoRA saves the adapter, and the whole model in `merged/`. QLoRA saves the adapter alone, `method="full"` the whole model. The model is
-# merged in memory, so this is the last cell that can use the trainer.
+# LoRA saves the adapter, and the whole model in `merged/`. QLoRA saves the adapter alone, `method="full"` the whole model.
 
 # %%
 from helpers.legal.export import export
 
-like = evaluation.common(records)  # its system text and tools are those of most records
 card = {
     "Data": [records.provenance],
     "Records": records.rows(),
     "Test records": evaluation.written_table(before, after),
     "Right answers": evaluation.table(found),
 }
-exported = export(trainer.model, template, run.path / "model", base_model=params.base_model, like=like, card=card)
+exported = export(
+    trainer.model,
+    template,
+    run.path / "model",
+    base_model=params.base_model,
+    system=evaluation.system_text(records),
+    card=card,
+)
 results["artifacts"] |= {"model": "model"}
 print(*sorted(exported.rglob("*")), run.results(machine, **results), sep="\n")
 

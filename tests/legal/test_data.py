@@ -33,7 +33,7 @@ def test_records_that_differ_in_their_reasoning_alone_are_no_repeats_and_stay_in
     rows = [{"question": question(n // 3), "reasoning": f"Step {n}.", "answer": f"{n // 3}"} for n in range(3 * NUMBER)]
     rows += [rows[0] | {"system": "Be brief."}, rows[0]]
     records = loaded(tmp_path, rows)
-    assert [each["row"] for each in records.set_aside] == [f"x.jsonl line {len(rows)}"]
+    assert records.set_aside == [(f"x.jsonl line {len(rows)}", "repeats another row")]
     questions = [{record.question for record in part} for part in records.splits.values()]
     assert sum(map(len, questions)) == NUMBER
 
@@ -68,40 +68,51 @@ def everything(records) -> list[Record]:
 
 
 USER, ASSISTANT = {"role": "user", "content": "{q}"}, {"role": "assistant", "content": "{a}"}
+THINKS = ASSISTANT | {"content": "<think>\nStep 1.\n</think>\n\n{a}"}
+SHAPES = {  # file, form of a row, its question and its reasoning
+    "messages": ("x.jsonl", {"messages": [USER, ASSISTANT]}, "{q}", ""),
+    "messages with reasoning": ("x.parquet", {"messages": [USER, THINKS]}, "{q}", "Step 1."),
+    "prompt and completion": ("x.jsonl", {"prompt": "{q}", "completion": "{a}"}, "{q}", ""),
+    "prompt and completion of TRL": ("x.json", {"prompt": [USER], "completion": [ASSISTANT]}, "{q}", ""),
+    "question, reasoning and answer": (
+        "x.csv",
+        {"Question": "{q}", "Reasoning": "Step 1.", "Answer": "{a}"},
+        "{q}",
+        "Step 1.",
+    ),
+    "Alpaca": ("x.jsonl", {"instruction": "Is it?", "input": "{q}", "output": "{a}"}, "Is it?\n\n{q}", ""),
+    "ShareGPT": (
+        "x.json",
+        {"conversations": [{"from": "human", "value": "{q}"}, {"from": "gpt", "value": "{a}"}]},
+        "{q}",
+        "",
+    ),
+    "text and label": ("x.csv", {"text": "{q}", "label": "{a}"}, "{q}", ""),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_row_of_each_shape_is_read_with_its_question_and_answer(name, tmp_path):
+    file, form, asked, reasoning = SHAPES[name]
+    rows = [filled(form, question(n), f"Act {n}") for n in range(NUMBER)]
+    records = loaded(tmp_path, rows, file)
+    assert not records.set_aside and not records.unused
+    wanted = {(asked.replace("{q}", question(n)), reasoning, f"Act {n}") for n in range(NUMBER)}
+    assert {(record.question, record.reasoning, record.answer) for record in everything(records)} == wanted
+
+
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "search", "arguments": "{}"}}]}
 REFUSED = {
     "no answer column": (
         [{"question": "Why?", "comment": "So."}],
         r"its columns: question, comment\)\. Give `messages`",
     ),
-    "a message without role": (
-        [{"messages": [{"content": "Why?"}]}],
-        "line 1: a message must be an object with a `role`",
-    ),
-    "a message that is a text": ([{"messages": ["Why?"]}], "a text as its `content`"),
-    "an image in a message": (
-        [{"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]}],
-        "a text as its `content`",
-    ),
-    "an answer that is an object": (
-        [{"question": "Why?", "answer": {"a": 1}}],
-        "column `answer` holds a dict and not text",
-    ),
-    "tools that are no JSON": ([{"messages": [USER, ASSISTANT], "tools": "{"}], "column `tools` is not JSON"),
-    "an answer without a text": (
-        [{"messages": [USER, {"role": "assistant", "content": ""}]}],
-        "1 of 1 rows cannot be used\n  1, first x.jsonl line 1: no answer",
-    ),
-    "answers alone": ([{"question": "", "answer": "So."}], "first x.jsonl line 1: no question"),
-    "judgements of KTO": ([{"prompt": "Why?", "completion": "So.", "label": False}], "as in KTO"),
-    "an empty turn": (
-        [{"messages": [USER, {"role": "assistant", "content": " "}, USER, ASSISTANT]}],
-        "a message is empty",
-    ),
-    "a last turn of weight 0": ([{"messages": [USER, ASSISTANT | {"weight": 0}]}], "has the weight 0"),
-    "a history of texts": (
-        [{"instruction": "Why?", "output": "So.", "history": ["Before?"]}],
-        "column `history` holds earlier turns",
-    ),
+    "a message that is a text": ([{"messages": ["Why?"]}], "a message must be an object"),
+    "an image in a message": ([{"messages": [USER | {"content": [{"type": "image"}]}]}], "must be a text"),
+    "tool calls": ([{"messages": [USER, CALL, ASSISTANT]}], "tool calls are not read"),
+    "an answer without a text": ([{"messages": [USER, {"role": "assistant", "content": ""}]}], "a message is empty"),
+    "answers alone": ([{"question": "", "answer": "So."}], "no question and answer"),
+    "an empty turn": ([{"messages": [USER, {"role": "assistant", "content": " "}, USER, ASSISTANT]}], "is empty"),
     "three records": (
         [{"question": question, "answer": "b"} for question in ("a", "a", "b", "c")],
         "3 different records can be used, at least 10 are needed",
@@ -116,63 +127,34 @@ def test_a_shape_that_cannot_be_used_is_refused_with_the_reason(name, tmp_path):
         loaded(tmp_path, rows)
 
 
-def test_every_row_that_is_set_aside_is_counted_with_its_reason_and_unused_columns_are_named(tmp_path):
+def test_every_row_that_is_set_aside_has_its_reason_and_unused_columns_are_named(tmp_path):
     rows = [{"question": question(n), "answer": f"{n}", "source": "web"} for n in range(NUMBER)]
-    rows += [rows[3] | {"source": ""}, {"question": "Why?", "answer": None}, {"question": " ", "answer": "So."}]
-    call = {"function": {"name": "search", "arguments": "{"}}
-    rows += [{"messages": [filled(ASSISTANT, "", "Hello."), USER, ASSISTANT]}, {"title": "a row of something else"}]
-    rows += [{"messages": [USER, {"role": "assistant", "tool_calls": [call]}]}]
+    rows += [rows[3], {"question": "Why?", "answer": None}, {"title": "a row of something else"}]
     path = written(tmp_path / "x.jsonl", rows)
     with path.open("ab") as file:
         file.write(b'{"question": "\xfc"\n')
     records = load_records(str(path), seed=0)
-    reasons = {each["row"]: each["reason"] for each in records.set_aside}
-    assert {row: reasons.pop(row) for row in ("x.jsonl line 31", "x.jsonl line 32", "x.jsonl line 33")} == {
-        "x.jsonl line 31": "repeats another row",
-        "x.jsonl line 32": "no answer",
-        "x.jsonl line 33": "no question",
-    }
-    for row, reason in (
-        ("x.jsonl line 34", "begins with the assistant"),
-        ("x.jsonl line 35", "its columns: title"),
-        ("x.jsonl line 36", "arguments of a tool call"),
-        ("x.jsonl line 37", "it is not a JSON object"),
-    ):
-        assert reason in reasons.pop(row)
-    assert not reasons
-    assert records.unused == {"source": NUMBER}
-    shown = {row["records"]: row["number"] for row in records.rows()}
-    assert shown["set aside: no answer"] == 1 and shown["column `source` is not used"] == NUMBER
+    reasons = dict(records.set_aside)
+    assert reasons["x.jsonl line 31"] == "repeats another row"
+    assert "its columns: question)" in reasons["x.jsonl line 32"]
+    assert "its columns: title)" in reasons["x.jsonl line 33"]
+    assert "not a JSON object" in reasons["x.jsonl line 34"] and len(reasons) == 4
+    assert records.unused == ("source",)
+    assert [row["number"] for row in records.rows() if row["records"] == "set aside"] == [1, 1, 1, 1]
     assert len(everything(records)) == NUMBER
-
-
-def test_an_empty_reasoning_is_left_out_and_an_answer_none_is_an_answer(tmp_path):
-    rows = [{"question": question(n), "reasoning": ("N/A", "Step 1.")[n % 2], "answer": "None"} for n in range(NUMBER)]
-    records = everything(loaded(tmp_path, rows, "x.csv"))
-    assert {(record.reasoning, record.answer) for record in records} == {("", "None"), ("Step 1.", "None")}
-
-
-def test_results_of_parallel_calls_stand_in_the_order_of_the_calls(tmp_path):
-    calls = [{"id": name, "function": {"name": name, "arguments": {}}} for name in ("first", "second")]
-    results = [{"role": "tool", "tool_call_id": name, "content": name} for name in ("second", "first")]
-    turns = [USER, {"role": "assistant", "tool_calls": calls}, *results, ASSISTANT]
-    rows = [{"messages": filled(turns, question(n), f"{n}")} for n in range(NUMBER)]
-    record = everything(loaded(tmp_path, rows))[0]
-    assert [message["content"] for message in record.messages if message["role"] == "tool"] == ["first", "second"]
 
 
 # ---- labels
 
 
-def labelled(**more) -> list[dict]:
-    return [{"text": question(n), "label": ("None", "Yes")[n % 2]} | more for n in range(NUMBER)]
+def labelled() -> list[dict]:
+    return [{"text": question(n), "label": ("None", "Yes")[n % 2]} for n in range(NUMBER)]
 
 
-def test_a_text_with_a_label_and_no_question_is_told_the_labels(tmp_path):
+def test_few_answers_that_come_many_times_are_labels(tmp_path):
     assert loaded(tmp_path, labelled(), "x.csv").choices == ("None", "Yes")
-    asked = loaded(tmp_path, labelled(question="Is it?"), "y.csv")
-    assert {record.system for record in everything(asked)} == {""}
-    assert all(record.question.endswith("\n\nIs it?") for record in everything(asked))
+    many = [{"text": question(n), "label": f"{n}"} for n in range(NUMBER)]
+    assert loaded(tmp_path, many, "y.csv").choices == ()
 
 
 # ---- splits
@@ -197,7 +179,7 @@ def test_what_training_repeats_of_the_test_is_taken_from_training(tmp_path):
     rows = [{"question": question(n), "answer": "a"} for n in range(NUMBER)]
     records = load_records(str(write(tmp_path / "set", {"train.jsonl": rows, "test.jsonl": rows[3:4]})), seed=0)
     assert [record.question for record in records.splits["test"]] == [question(3)]
-    assert [each["reason"] for each in records.set_aside] == ["repeats another row"]
+    assert [reason for _, reason in records.set_aside] == ["repeats another row"]
     assert records.splits["validation"]
 
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from helpers.legal.data import Record, Records, graded
+from helpers.legal.data import Record, Records
 from helpers.legal.evaluation import (
     BASE,
     FREQUENT,
@@ -14,12 +14,10 @@ from helpers.legal.evaluation import (
     WORDS,
     baselines,
     form,
-    label_alone,
     parts_of,
     scores,
     table,
     verdict,
-    with_examples,
 )
 
 pytestmark = pytest.mark.once
@@ -63,6 +61,9 @@ def test_intervals_are_over_documents_and_differences_on_the_same_draws():
     slow = [np.mean([hits[document] for document in generator.choices(range(30), k=30)]) for _ in range(4000)]
     less = found["trained less"][BASE]
     assert (1 - less["high"], 1 - less["low"]) == pytest.approx(np.quantile(slow, (0.025, 0.975)), abs=0.02)
+    first = scores({BASE: [said[:90]], TRAINED: [gold]}, asked(gold, groups))  # which fewer questions were asked
+    assert first["systems"][BASE]["questions"] == 90
+    assert first["trained less"][BASE]["value"] == pytest.approx(1 - hits.flatten()[:90].mean())
     few = scores({NEAREST: [said[:9]], BASE: [said[:9]], TRAINED: [gold[:9]]}, asked(gold[:9]))
     assert few["trained less"][BASE]["low"] is None and "too few" in verdict(few)[0]
 
@@ -76,31 +77,18 @@ def test_the_verdict_says_better_worse_or_not_told_apart(trained, said):
     systems = {WORDS: [words], NEAREST: [["maybe"] * 60], BASE: [gold], TRAINED: [answers]}
     found = scores(systems, asked(gold))
     line, beside_base = verdict(found)
-    assert (
-        line.startswith(f"The trained model compared with {WORDS}: {said}, ")
-        and "60 questions in 60 groups, of one training" in line
+    assert line.startswith(f"The trained model compared with {WORDS}: {said}, ") and line.endswith(
+        "60 questions, of one training."
     )
     assert ("base model: no significant difference" in beside_base) == (trained == "gold")
     assert [row["answers"] for row in table(found)] == list(systems)
 
 
-CALL = {"name": "search", "arguments": {"act": "1977", "in": {"part": 1}}}
-
-
 @pytest.mark.parametrize(
     ("text", "reasoning", "answer"),
-    [
-        ("<think>\nLook {it} up.\n</think>\n\nSo.", "Look {it} up.", "So."),
-        (
-            '<tool_call>\n{"name": "search", "arguments": {"in": {"part": 1}, "act": "1977"}}\n</tool_call>',
-            "",
-            graded("", [CALL]),
-        ),
-        ('I look. {"name": "search", "parameters": {"act": "1977", "in": {"part": 1}}}', "", graded("I look.", [CALL])),
-        ('The clause {a} says {"name": 3}.', "", 'The clause {a} says {"name": 3}.'),
-    ],
+    [("<think>\nLook {it} up.\n</think>\n\nSo.", "Look {it} up.", "So."), ("The clause {a}.", "", "The clause {a}.")],
 )
-def test_a_turn_is_its_reasoning_its_text_and_its_calls(text, reasoning, answer):
+def test_a_turn_is_its_reasoning_and_its_answer(text, reasoning, answer):
     assert parts_of(text) == (reasoning, answer)
 
 
@@ -114,20 +102,9 @@ def test_answers_that_cost_nothing_are_the_majority_the_nearest_and_what_words_t
     found = baselines(of(parts))
     gold = [each.answer for each in parts["test"]]
     assert {*found[FREQUENT]} == {"Yes"}
-    reasons = [record(n, "Q", "Yes", reasoning_content="So.") for n in range(3)]
-    assert label_alone(of(parts))
-    assert not label_alone(of(parts | {"train": reasons}))
     assert found[WORDS] == gold
     again = of(parts | {"test": parts["train"][:9]})
     assert baselines(again)[NEAREST] == [each.answer for each in parts["train"][:9]]
-
-
-def test_solved_examples_stand_before_the_question_with_the_nearest_last():
-    train = [record(n, text, "Yes") for n, text in enumerate(("a cat", "a red dog", "a red fox sleeps", "nothing"))]
-    system = {"role": "system", "content": "Be brief."}
-    (found,) = with_examples(train, [Record("9", (system, *record(9, "the red fox", "No").messages))], 2)
-    said = [each["content"] for each in found.messages]
-    assert said == ["Be brief.", "a red dog", "Yes", "a red fox sleeps", "Yes", "the red fox", "No"]
 
 
 def test_the_form_of_what_is_written_counts_stops_right_answers_and_right_chains_of_records_with_one():

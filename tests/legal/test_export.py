@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from helpers.legal.data import Record, load_records
+from helpers.legal.data import load_records
 from helpers.legal.export import MERGED, export, modelfile
 from helpers.legal.generation import generate
 from helpers.legal.model import QWEN, REVISIONS, sample_model, sample_tokenizer, set_stop_tokens
@@ -23,7 +23,6 @@ from .test_rows import NAMES, tokenizer_of
 
 ROOT = Path(__file__).parents[2]
 RECORDS = load_records("sample", seed=1).splits["test"][:4]
-TOOLS = ({"type": "function", "function": {"name": "find", "description": "Finds.", "parameters": {}}},)
 CARD = {
     "Data": [{"source": "sample, 4 records, seed 1", "train_examples": 3}],
     "Plan": [{"setting": "learning_rate", "value": 2e-4}],
@@ -53,13 +52,8 @@ def lora_model(tokenizer):
     return with_lora(whole_model(tokenizer), task_type="CAUSAL_LM", lora_dropout=0.1)
 
 
-def like(system: str = "", tools=None) -> Record:
-    turns = ({"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."})
-    return Record("1", ({"role": "system", "content": system}, *turns) if system else turns, tools)
-
-
 def exported(model, tokenizer, folder):
-    about = {"base_model": QWEN, "like": like("Be brief."), "card": CARD}
+    about = {"base_model": QWEN, "system": "Be brief.", "card": CARD}
     return export(model, ChatTemplate(tokenizer), folder, **about)
 
 
@@ -107,17 +101,17 @@ def test_a_lora_export_holds_the_adapter_in_itself_and_its_card_says_what_it_is_
     config = json.loads((folder / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["revision"]) == (QWEN, REVISIONS[QWEN])
     assert GenerationConfig.from_pretrained(folder).eos_token_id == [tokenizer.eos_token_id]
-    with pytest.raises(ValueError, match="run the cells that make the model and the trainer again"):
-        exported(model, tokenizer, folder)  # its adapter is gone
+    again = exported(model, tokenizer, folder)  # the model keeps its adapter
+    assert names(again) == names(folder)
+    assert any("lora" in name for name, _ in model.named_parameters())
 
 
-def go_template(text: str, system: str, messages: list[dict], tools=()) -> str:
+def go_template(text: str, system: str, messages: list[dict]) -> str:
     """What a Go template with `if`, `else if`, `else`, `range` and fields makes of a conversation: by way of Jinja."""
     opened, loops = [], ["top"]
-    names = {".Messages": "message", ".Tools": "tool", ".ToolCalls": "call"}
 
     def in_jinja(tag: re.Match) -> str:
-        said = re.sub(r"eq (\S+)", r"\1 ==", tag[1]).replace(".System", "top.System").replace(".Tools", "top.Tools")
+        said = re.sub(r"eq (\S+)", r"\1 ==", tag[1]).replace(".System", "top.System")
         said = said.replace("else if", "elif")
         word = said.split()[0]
         inner = re.sub(r"(?<!\S)\.(\w+)", rf"{loops[-1]}.\1", said)
@@ -129,11 +123,11 @@ def go_template(text: str, system: str, messages: list[dict], tools=()) -> str:
         if word in ("if", "range"):
             opened.append(word)
         if word == "range":
-            loops.append(names[tag[1].split()[1]])
+            loops.append("message")
             return f"{{% for {loops[-1]} in {inner.split()[1]} %}}"
         return f"{{% {inner} %}}" if word in ("if", "elif", "else") else f"{{{{ {inner} }}}}"
 
-    top = {"System": system, "Messages": messages, "Tools": tools}
+    top = {"System": system, "Messages": messages}
     source = re.sub(r"\{\{ (.*?) \}\}", in_jinja, text)
     return jinja2.Template(source, keep_trailing_newline=True).render(top=top)
 
@@ -143,7 +137,7 @@ def go_template(text: str, system: str, messages: list[dict], tools=()) -> str:
 def test_ollamas_template_asks_every_conversation_as_the_tokenizers_own_and_stops_where_it_does(name, system):
     tokenizer = tokenizer_of(name)
     template = ChatTemplate(tokenizer)
-    text = modelfile(template, like(system))
+    text = modelfile(template, system)
     asked = re.search(r'TEMPLATE """(.*?)"""', text, re.DOTALL)[1]
     turns = [("user", "Why?"), ("assistant", "So."), ("user", "And then?")]
     for said in (turns[:1], turns):
@@ -155,36 +149,15 @@ def test_ollamas_template_asks_every_conversation_as_the_tokenizers_own_and_stop
     assert f'PARAMETER stop "{tokenizer.decode([template.stop_token_id])}"' in text.splitlines()
 
 
-@pytest.mark.parametrize("system", ["", "Be brief."])
-def test_ollamas_template_has_the_tools_the_calls_and_their_results_where_the_model_has_them(system):
-    template = ChatTemplate(tokenizer_of("qwen2_5"))
-    asked = re.search(r'TEMPLATE """(.*?)"""', modelfile(template, like(system, TOOLS)), re.DOTALL)[1]
-    function = {"name": "find", "arguments": {"act": "1977"}}
-    call = {"type": "function", "function": function}
-    messages = [{"role": "system", "content": system}] * bool(system) + [
-        {"role": "user", "content": "Why?"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "name": "find", "content": "s 1"},
-    ]
-    in_go = {"Function": {"Name": "find", "Arguments": json.dumps(function["arguments"])}}
-    turns = [{"Role": each["role"], "Content": each["content"]} for each in messages if each["role"] != "system"]
-    turns[1]["ToolCalls"] = [in_go]
-    tools = [{"Function": json.dumps(tool["function"])} for tool in TOOLS]
-    assert go_template(asked, system, turns, tools) == template.text(messages, TOOLS, ask=True)
-    plain = [{"role": "user", "content": "Why?"}]
-    assert go_template(asked, "", [turns[0]]) == template.text(plain, ask=True)
-    assert ".Tools" not in modelfile(ChatTemplate(tokenizer_of("smollm2")), like(system, TOOLS))
-
-
 def test_a_first_token_that_the_tokenizer_writes_itself_is_left_to_llama_cpp():
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = tokenizer_of("llama3")
     bos = tokenizer.bos_token_id
     writes = TemplateProcessing("<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", bos)])
-    assert 'TEMPLATE """{{ if .System }}<|begin_of_text|>' in modelfile(ChatTemplate(tokenizer), like())
+    assert 'TEMPLATE """{{ if .System }}<|begin_of_text|>' in modelfile(ChatTemplate(tokenizer), "")
     tokenizer.backend_tokenizer.post_processor = writes
-    assert "<|begin_of_text|>" not in modelfile(ChatTemplate(tokenizer), like())
+    assert "<|begin_of_text|>" not in modelfile(ChatTemplate(tokenizer), "")
 
 
 CONVERT = """

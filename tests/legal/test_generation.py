@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.legal.generation import generate, log_probabilities
+from helpers.legal.generation import generate
 from helpers.machine.engine import cpu_copy
 from tests.harness import answers_on_xla
 from tests.models import tiny, with_lora
@@ -94,21 +94,6 @@ def test_a_lora_model_writes_as_its_merged_weights_do():
     adapted = tiny_lora()
     merged = cpu_copy(adapted).merge_and_unload()
     assert written(adapted, prompts()) == written(merged, prompts()) != written(tiny_model(), prompts())
-
-
-# ---- log-probabilities
-
-
-def test_log_probabilities_are_the_sums_over_plain_passes_with_the_end_of_the_turn(model):
-    asked, choices = prompts((6, 30, 3)), ([9], [12, 13, 14], [12, 15])
-    found = log_probabilities(model, Numbers(), asked, choices)
-    for prompt, row in zip(asked, found, strict=True):
-        for choice, value in zip(choices, row, strict=True):
-            ids = [*prompt, *choice, STOP]
-            with torch.no_grad():
-                log_p = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-            wanted = sum(float(log_p[at - 1, ids[at]]) for at in range(len(prompt), len(ids)))
-            assert value == pytest.approx(wanted, abs=1e-4)
 
 
 # ---- XLA
