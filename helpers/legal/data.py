@@ -110,9 +110,8 @@ def load_records(data_source: str, *, seed: int) -> Records:
     """
     place = locate(data_source)
     set_aside = SetAside(place.source)
-    if place.is_sample:
-        sources = {"train": [*number_rows(sample_records())]}
-    else:
+    sources = {"train": [*number_rows(sample_records())]}
+    if not place.is_sample:
         sources = read_splits(place, SUFFIXES)
     digest, columns, repeats = hashlib.sha256(), set[str](), []
     seen: set[str] = set()

@@ -19,7 +19,6 @@ from helpers.plan import settings
 from helpers.plan.settings import Plan
 from helpers.run import disk
 
-from .export import refuse_merged
 from .packing import BLOCK, FixedBlocks, count_blocks, summed_loss
 from .parameters import LegalParameters, recipe
 
@@ -38,7 +37,7 @@ def make_plan(model, rows, length: int, params: LegalParameters, machine: Runtim
     block = length
     if not params.max_length:
         block = max(length, BLOCK)  # into short blocks little fits beside another
-    blocks = count_blocks([len(ids) for ids in rows["train"]["input_ids"]], block)
+    blocks = count_blocks(rows["train"]["tokens"], block)
     width = model.config.get_text_config().hidden_size
     plan = settings.plan(
         recipe(blocks, block, params.method, width, machine.device_count),
@@ -78,7 +77,6 @@ def train(trainer: LegalTrainer, params: LegalParameters) -> None:
     the run, as it ran last. Each process runs it and takes its share of every batch. `trainer` then has the weights of the best
     evaluation as if it had trained itself.
     """
-    refuse_merged(trainer.model)
     count, folder = trainer.runtime.device_count, Path(trainer.args.output_dir)
     if trainer.runtime.kind == "xla" or count == ranks.count():
         trainer.train(resume_from_checkpoint=params.resume)

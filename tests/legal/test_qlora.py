@@ -16,7 +16,6 @@ from helpers.plan.memory import activations, state
 from tests.harness import assert_killed_run_ends_as, result
 from tests.workloads import cpu_by_hand
 
-from .test_export import like
 from .test_model import loaded
 from .test_training import run
 
@@ -74,7 +73,7 @@ def test_the_export_is_the_adapter_and_reads_back_to_the_same_logits(tmp_path):
             weight += 0.02
     ids = torch.arange(30)[None]
     expected = model.eval()(input_ids=ids).logits
-    folder = export(model, ChatTemplate(tokenizer), tmp_path / "model", base_model="sample", like=like(), card={})
+    folder = export(model, ChatTemplate(tokenizer), tmp_path / "model", base_model="sample", system="", card={})
     model.load_adapter(str(folder), "read_back")
     model.set_adapter("read_back")
     assert torch.equal(model.eval()(input_ids=ids).logits, expected)
