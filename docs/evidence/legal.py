@@ -161,5 +161,5 @@ def former() -> str:
 
 def parameters() -> str:
     """Of data, model and training, from the declarations."""
-    names = ("learn", "max_length", "lora_rank", "gradient_checkpointing", "num_processes", "save_steps")
+    names = ("max_length", "lora_rank", "gradient_checkpointing", "num_processes", "save_steps")
     return declarations.table(LegalParameters, names=names)
