@@ -7,7 +7,7 @@ from helpers.machine.engine import cpu_copy
 from .models import tiny
 
 
-def test_a_copy_has_memory_of_its_own_and_is_as_the_model_was_and_what_is_shared_is_not_copied():
+def test_a_copy_on_the_cpu_has_memory_of_its_own():
     model = tiny("Llama", tie_word_embeddings=True)
     model.card = {"trainer": object()}
     model.model.norm.weight.requires_grad_(False)

@@ -50,7 +50,7 @@ def test_every_link_leads_to_a_file_and_to_a_heading_in_it(page):
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_a_command_names_notebooks_parameters_modules_and_targets_that_are_there(words):
+def test_a_command_names_what_is_there(words):
     notebooks = [word for word in words if word.endswith(".ipynb") and word.startswith("notebooks/")]
     for name in notebooks:
         declared = inspect_notebook(str(ROOT / name))

@@ -26,7 +26,7 @@ def stories(folder: Path) -> Path:
     return path
 
 
-def test_the_demo_with_own_data_says_what_was_seen_and_where_its_figures_and_its_model_are(tmp_path):
+def test_the_demo_trains_on_own_data_and_says_where_results_are(tmp_path):
     """`make demo` at a smaller size; the environment is the one that runs this test."""
     data = stories(tmp_path)
     (written,) = (line.partition("#")[0].split() for line in COMMANDS if line.startswith("make demo "))

@@ -24,7 +24,7 @@ def call(name, count=2, **parameters):
     processes.call(f"tests.batch.in_processes:{name}", values, count)
 
 
-def test_processes_exchange_values_in_the_kernels_folder_and_the_first_prints(tmp_path, capfd):
+def test_processes_exchange_values_and_the_first_prints(tmp_path, capfd):
     folder_lock.own(tmp_path)
     call("exchange", folder=tmp_path)
     assert {path.read_text() for path in tmp_path.glob("rank-*")} == {"[0, 1] 0"}

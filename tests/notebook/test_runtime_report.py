@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.once, pytest.mark.slow]
 PARTS = ("tinystories_reservoir", "lejepa_training", "resume")
 
 
-def test_the_report_runs_the_notebooks_kills_and_resumes_one_and_leaves_the_rows_of_the_page(alone):
+def test_the_report_runs_notebooks_and_kills_and_resumes_one(alone):
     source = ROOT / "notebooks/source/runtime_report.py"
     Path("runtime_report.ipynb").write_bytes(notebooks.written(notebooks.notebook(source, "gpu")))
     parameters = {"parts": ", ".join(PARTS), "minutes": 30.0}

@@ -66,7 +66,7 @@ def finish(folder: Path, **options) -> str:
     bool(subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode), reason="a mount needs root"
 )
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_notebook_whose_machine_is_taken_away_ends_on_a_new_one_with_the_same_weights(tmp_path, number):
+def test_a_machine_that_is_taken_away_costs_no_weight(tmp_path, number):
     drive = Drive(tmp_path / "drive")
     running = start(tmp_path / "one", drive.folder, HOLD)
     copy = drive.mounted / "MyDrive/kept_runs/out/checkpoint-4" / checkpoint.SEAL

@@ -49,7 +49,7 @@ def test_no_micro_batch_is_smaller_than_the_loss_can_take():
     assert planned(cpu_for(3)).per_device_batch_size == 2
 
 
-def test_several_processes_leave_more_room_and_the_chips_of_one_process_do_not():
+def test_several_processes_leave_more_room():
     one, two = (replace(T4, device_count=count) for count in (1, 2))
     assert usable_memory(two) == usable_memory(one) / 2
     assert usable_memory(CHIPS) == usable_memory(replace(CHIPS, device_count=1))
