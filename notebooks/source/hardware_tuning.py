@@ -7,46 +7,31 @@
 # ---
 
 # %% [markdown] tags=["gpu"]
-# # Hardware tuning: settings that reach the same quality sooner on this GPU
+# # Settings that reach the same quality sooner on this GPU
 #
-# This notebook fine-tunes a text classifier on your own labelled texts, and finds settings that reach the same quality sooner **on this
-# machine**. It begins with a stock `Trainer` and changes one line of its `TrainingArguments` after the other: batch size, padding, precision,
-# optimizer, loader workers, `torch.compile`. Each change is timed in turn with what was kept before it. Then whole training runs decide
-# whether the faster settings, with a learning rate that fits the batch, are as good. You leave with the trained model, the lines that were
-# kept, and a script that trains with them in stock transformers.
+# It fine-tunes a classifier on your labelled texts, and finds settings of the `Trainer` that reach the same quality sooner **on this machine**. You
+# leave with the trained model, and with a script for stock transformers.
 #
 # {picture: Speed of each change over what was kept before it, with the range of its pairs}
 #
-# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, where other changes help.
-# Press **Run all** and wait. The TPU twin is `hardware_tuning_tpu.ipynb`.
+# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*), or the CPU. Press **Run all**. If you are disconnected, press it again: the run
+# goes on, as long as its disk is there. Colab and Kaggle delete the disk with the runtime, so set `keep_in` (in Colab: `drive`).
 #
-# **The defaults** are the model `bert-base-uncased` (Apache-2.0) and the texts `dair-ai/emotion` (licence stated as "other", for
-# education and research). The hub cannot be reached from where this notebook is tested, so these defaults were not run by us; the same
-# cells were run with other models and files, and with `data_source="sample"`.
-#
-# If you are disconnected, press **Run all** again: the timings are read back and training goes on where it stopped, as long as its disk is still
-# there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
+# The defaults are `bert-base-uncased` (Apache-2.0) and `dair-ai/emotion` (for education and research). We ran these cells with other models and data.
 
 # %% [markdown] tags=["tpu"]
-# # Hardware tuning: settings that reach the same quality sooner on this TPU
+# # Settings that reach the same quality sooner on this TPU
 #
-# This notebook fine-tunes a text classifier on your own labelled texts, and finds settings that reach the same quality sooner **on this
-# machine**. It changes one setting after the other: batch size and bf16 autocast, with texts padded to what 99 of 100 of them need. Each change is timed in turn with what was kept
-# before it. Then whole training runs decide whether the faster settings, with a learning rate that fits the batch, are as good. What a
-# TPU cannot use (TF32, loader workers, `torch.compile`) is listed with the reason.
+# It fine-tunes a classifier on your labelled texts, and finds settings of the `Trainer` that reach the same quality sooner **on this machine**: batch
+# size, bf16 and learning rate. What a TPU cannot use is listed with the reason.
 #
 # {picture: Speed of each change over what was kept before it, with the range of its pairs}
 #
-# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips).
-# Without one it goes on with the GPU or the CPU. Every setting is another graph that XLA compiles, once. The GPU
-# twin is `hardware_tuning.ipynb`.
+# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*), else the GPU or the CPU. Press **Run all**. If you are
+# disconnected, press it again: the run goes on, as long as its disk is there. Colab and Kaggle delete the disk with the runtime, so set `keep_in`
+# (in Colab: `drive`). Every setting is another graph, which XLA compiles once.
 #
-# **The defaults** are the model `bert-base-uncased` (Apache-2.0) and the texts `dair-ai/emotion` (licence stated as "other", for
-# education and research). The hub cannot be reached from where this notebook is tested, so these defaults were not run by us; the same
-# cells were run with other models and files, and with `data_source="sample"`.
-#
-# If you are disconnected, press **Run all** again: the timings are read back and training goes on where it stopped, as long as its disk is still
-# there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
+# The defaults are `bert-base-uncased` (Apache-2.0) and `dair-ai/emotion` (for education and research). We ran these cells with other models and data.
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers charset-normalizer wandb nvidia-ml-py matplotlib
@@ -54,8 +39,8 @@
 # %% [markdown]
 # ## Parameters
 #
-# {own data} The sample needs no network. 0 = choose for me. The verdict comes within `tuning_minutes`, and what could not be tried in that time is
-# listed. Never paste API keys here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# {own data} The sample needs no network. 0 = choose for me. The verdict comes within `tuning_minutes`. Never paste API keys here: put `HF_TOKEN` or
+# `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.tuning.parameters.TuningParameters
@@ -86,15 +71,8 @@ print(machine, f"output     {run.path}", sep="\n")
 # %% [markdown]
 # ## Data
 #
-# A text that occurs in two splits stays in one of them: in the test if it is there, else in validation. Empty and repeated texts and texts
-# with several labels are removed and counted. Your own file has a header and one row for each text, such as
-#
-# ```
-# review,stars
-# "Arrived late, and broken.",1
-# ```
-#
-# with `data_source="reviews.csv"`, `text_column="review"` and `label_column="stars"`.
+# Empty and repeated texts and texts with several labels are removed and counted. Your own file has a header and a row for each text. If its columns
+# are not `text` and `label`, set `text_column` and `label_column`.
 
 # %%
 from helpers.tuning.data import load_texts
@@ -108,11 +86,9 @@ for row in texts.train.head(3).itertuples():
 # %% [markdown]
 # ## The method, in one file
 #
-# First, what is faster? Short windows of real training with a change and without it take turns, so that whatever else the machine does
-# falls on both. A change is kept where every one of six pairs is faster, or all but one of nine. Then, which learning rate? The stock batch
-# trains with 2, 4 and 8 times the rate, and the best is the reference. Then, is it as good? The candidates train, and one is kept where its
-# loss and its F1 on the dev texts are shown to be as good as the reference's, within a margin.
-# **Change a rung or a rule below and run all cells again: your ladder is what is climbed.**
+# What is faster? Short windows of training with a change and without it take turns. Which rate? The stock batch trains with 2, 4 and 8 times its
+# rate, and the best run is the reference. Is it as good? Candidates train, and one is kept where loss and F1 are shown to be as good.
+# **Open the next cell, change a change or a rule, and run all again: yours is what runs.**
 
 # %% tags=["method"]
 # method: helpers/tuning/ladder.py
@@ -120,8 +96,7 @@ for row in texts.train.head(3).itertuples():
 # %% [markdown]
 # ## What costs nothing
 #
-# The most frequent label, and a linear model on words and pairs of words. A fine-tuned encoder should be better than both on the test
-# texts; where it is not, the texts are few or the training is short.
+# The most frequent label, and a linear model on words and pairs of words. A fine-tuned encoder should be better than both.
 
 # %%
 from sklearn.dummy import DummyClassifier
@@ -147,10 +122,8 @@ tables.show([{"model": name, "macro F1": f1} for name, f1 in rivals.items()], "T
 # %% [markdown]
 # ## What is faster on this machine?
 #
-# It starts with a stock `Trainer`: the defaults of `TrainingArguments()` and of the libraries. (XLA alone needs one
-# padding length and plain AdamW.) The batch comes first and is doubled while that is faster; then padding, precision, optimizer, loader
-# workers and compilation are tried at that batch, each on top of what was kept, and the batch once more. One thread of a CPU is timed
-# in processor time, which other programs do not change; everything else by the wall clock.
+# The start is a stock `Trainer`. The batch is doubled while that is faster; then padding, precision, optimizer, loader workers and compilation are
+# tried, each on top of what was kept. One thread of a CPU is timed in processor time, everything else by the wall clock.
 
 # %%
 from statistics import median
@@ -200,12 +173,10 @@ figure.savefig(run.path / "figures" / "optimisations.png", dpi=120)
 # %% [markdown]
 # ## Which rate, and is it as good?
 #
-# The stock batch alone is trained first, then with 2, 4 and 8 times the learning rate as long as the dev texts say that this is better. The best
-# of these runs is the reference: a larger batch is often better only because its rate is higher. A batch that is k times as large is tried with
-# the root of k times the reference's rate, then with k times; first on the examples of the reference, then on twice as many where that is still
-# faster. *Kept* means that two things are shown on the dev texts, compared text by text: the loss is at most 2 % above that of the reference,
-# and F1 at most 0.01 below. *Worse* means that one of the two is shown to be worse; *not decided*, that an interval allows both. Fewer than 300
-# dev texts cannot show that F1 is within 0.01, and decide nothing. Each run is trained once, so the intervals are over texts alone.
+# A larger batch is often better only because its rate is higher. So the stock batch is trained with higher rates first, and the best of these runs is
+# the reference. *Kept* means: on the dev texts the loss is shown to be at most 2 % above the reference's, and F1 at most 0.01 below. *Worse* means that
+# one of the two is shown to be worse; *not decided*, that an interval allows both. Fewer than 300 dev texts decide nothing. Each run is trained once,
+# so the intervals are over texts alone.
 
 # %%
 left = minutes - (time.monotonic() - began)
@@ -227,9 +198,8 @@ print(f"settings that are used: {settings}")
 # %% [markdown]
 # ## Train with what was kept
 #
-# This run sees as many examples as the stock Trainer would, or twice as many where that was kept. Where the runs above were whole, it is one of them.
-# The weights with the least loss on the dev texts are kept. A GPU's utilisation and memory are read at each log: below 70 % the device waits, and the line says what to
-# change.
+# Where the runs above were whole, this is one of them. The weights with the least loss on the dev texts are kept. If a GPU waits, the last line says
+# what to change.
 
 # %%
 from helpers.tuning.training import ClassifierTrainer, folder_of
@@ -244,8 +214,7 @@ print(trainer.advice())
 # %% [markdown]
 # ## The verdict
 #
-# Time to the quality of the stock batch at its best rate, from the runs above, and F1 on the test texts, which were not used for tuning. A
-# linear model on words costs seconds: where it is ahead, the texts are few or the training is short.
+# Time to the quality of the stock batch at its best rate, and F1 on the test texts, which were not used for tuning.
 
 # %%
 from helpers.tuning.evaluation import f1_difference
@@ -275,8 +244,8 @@ if after < by_words:
 # %% [markdown]
 # ## Save, reload, classify, carry away
 #
-# The saved model must give the logits of the one in memory. Beside it lie the lines that were kept, `training_args.json`, and a script
-# for stock transformers: `python train.py texts.csv` (columns `text` and `label`) needs nothing of this notebook.
+# The saved model must give the logits of the one in memory. `python train.py texts.csv` (columns `text` and `label`) trains with the settings, and needs
+# nothing of this notebook.
 
 # %%
 import copy
@@ -325,6 +294,4 @@ print(results_file)
 #
 # - **Your own texts**: set `data_source` to a `.csv` with `text` and `label`.
 # - **Use the model elsewhere**: `pipeline("text-classification", "<output_dir>/model")`.
-# - **Out of memory**: shorten `max_length` first, then lower the batch; `training_args.json` takes `gradient_checkpointing`, too, which costs
-#   time and gives memory.
-# - **Another device**: change `use_tpu` alone, restart the kernel, Run all, and lay the two tables side by side.
+# - **Out of memory**: shorten `max_length` first, then lower the batch.
