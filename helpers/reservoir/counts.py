@@ -8,8 +8,6 @@ often as they occur, and a shorter phrase once for each different token before i
 # V vocabulary · P places in texts · F lengths of a context
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +48,7 @@ class Counts:
         self._smoothed: Smoothed | None = None
 
     @classmethod
-    def fit(cls, tokens: np.ndarray, vocab_size: int, end: int) -> Counts:
+    def fit(cls, tokens: np.ndarray, vocab_size: int, end: int) -> "Counts":
         """Counts a stream of texts, each followed by the token `end`: at most its first 20 million tokens.
 
         A large vocabulary takes shorter phrases.
@@ -114,7 +112,7 @@ class Counts:
             codes_P += token_P * self.vocab_size**back
         return codes_P
 
-    def smoothed(self) -> Smoothed:
+    def smoothed(self) -> "Smoothed":
         """The probabilities by all counts."""
         if self._smoothed is None:
             self._smoothed = Smoothed([self])
@@ -125,7 +123,7 @@ class Counts:
         save_file({"about": about, "codes": self.codes, "counts": self.counts}, path)
 
     @classmethod
-    def load(cls, path: Path) -> Counts:
+    def load(cls, path: Path) -> "Counts":
         tensors = load_file(path)
         vocab_size, end, order = tensors["about"].tolist()
         return cls(vocab_size, end, order, tensors["codes"], tensors["counts"])
@@ -160,7 +158,7 @@ class Smoothed:
         self.base = np.stack(base)
 
     @classmethod
-    def without_folds(cls, tokens: np.ndarray, vocab_size: int, end: int) -> tuple[Smoothed, np.ndarray]:
+    def without_folds(cls, tokens: np.ndarray, vocab_size: int, end: int) -> tuple["Smoothed", np.ndarray]:
         """For each text of a stream the counts of the texts outside its fold, and the fold of each token [P]."""
         text_P = np.append(0, np.cumsum(tokens[:-1] == end))
         fold_P = text_P % FOLDS

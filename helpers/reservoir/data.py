@@ -3,12 +3,11 @@
 # V vocabulary · C floats of a code · P pairs of neighbours
 """
 
-from __future__ import annotations
-
 import hashlib
+import json
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,16 +17,16 @@ import torch
 from helpers.data import hub, rows
 from helpers.data.data_source import DataSource, Place, locate, read_splits
 from helpers.data.files import list_files, read_text
-from helpers.data.rows import SetAside
 
-from .parameters import HUB_TEXTS, MIN_TEXTS
-from .sample import sample_stories
+from .parameters import HUB_TEXTS
 
 REVISIONS = {"roneneldan/TinyStories": "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"}
+SAMPLE = Path(__file__).with_name("sample_stories.json")  # 211 short stories, written for this project
 END_OF_TEXT = "<|endoftext|>"
 COLUMNS = ("text", "story")
 TEXT_SUFFIXES = (".txt", ".md")
 SEPARATORS = (re.escape(END_OF_TEXT), r"\n\s*\n", r"\n")  # the first that there is
+MIN_TEXTS = 20
 LEAST_HELD_OUT, MOST_HELD_OUT, HELD_OUT_SHARE = 5, 1000, 0.05  # texts of dev, and as many of test
 WANTED = 20  # texts of test, from which on there is an interval, where they are a tenth of all
 LONGEST_TEXT = 20_000  # characters; a longer text is split, into pieces of at least 4,000
@@ -59,7 +58,7 @@ def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
     Raises ValueError (too few texts, no such column, a damaged file, a hub set that cannot be read) and FileNotFoundError.
     """
     place = locate(data_source)
-    revision = None if place.path else REVISIONS.get(place.value)
+    revision = REVISIONS.get(place.name)
     pieces = []
     for text in _read_texts(place, revision, num_texts, seed):
         parts = [text]
@@ -92,12 +91,12 @@ def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
     )
 
 
-def _read_texts(place: Place, revision: str | None, num_texts: int, seed: int) -> Iterable[str]:
+def _read_texts(place: Place, revision: str | None, num_texts: int, seed: int) -> list[str]:
     """The texts as they are in the source."""
-    path, set_aside = place.path, SetAside(place.source)
+    path = place.path
     if place.is_sample:
-        return sample_stories()
-    if path and path.is_file() and path.suffix.lower() in TEXT_SUFFIXES:
+        return json.loads(SAMPLE.read_text(encoding="utf-8"))
+    if path and path.suffix.lower() in TEXT_SUFFIXES:
         try:
             return separate(read_text(path))
         except ValueError as error:
@@ -115,42 +114,33 @@ def _read_texts(place: Place, revision: str | None, num_texts: int, seed: int) -
             hub_rows = datasets.load_dataset(place.value, split="train", revision=revision).shuffle(seed=seed)
         drawn = hub_rows.select(range(min(num_texts or HUB_TEXTS, len(hub_rows))))
         read = [*rows.number_rows(drawn)]
-    remedy = "name the column of the texts so"
-    texts = list(set_aside.convert(read, lambda row: row.text(row.column(COLUMNS, remedy))))
+    set_aside = rows.SetAside(place.source)
+    texts = list(set_aside.convert(read, lambda row: row.text(row.column(COLUMNS, "name the column of the texts so"))))
     set_aside.check()
-    if set_aside.rows:
-        print(set_aside)
+    print(set_aside)
     return texts
 
 
 def _read_folder(folder: Path, source: str) -> list[str]:
-    """A text from each text file, or the texts in each of fewer than 20 files; none from a folder of tables."""
+    """Each text file of a folder; none of a folder of tables."""
     paths, passed_over = list_files(folder, (*TEXT_SUFFIXES, *rows.SUFFIXES), source)
-    contents = []
+    print(f"{len(paths):,} files; passed over: {dict(passed_over)}")
+    texts = []
     for file in paths:
-        try:
-            if file.suffix.lower() in TEXT_SUFFIXES:
-                contents.append(read_text(file))
-            else:
-                passed_over[file.suffix] += 1  # a table, and the folder may have texts
-        except (ValueError, OSError) as error:
-            print(f"not read: {file.name} {error}")
-    if contents:
-        print(f"{len(contents):,} files are read; passed over: {dict(passed_over)}")
-    if len(contents) >= MIN_TEXTS:
-        return contents
-    texts: list[str] = []
-    for content in contents:
-        texts += separate(content)
+        if file.suffix.lower() in TEXT_SUFFIXES:
+            try:
+                texts.append(read_text(file))
+            except ValueError as error:
+                print(f"not read: {file.name} {error}")
     return texts
 
 
 def separate(text: str) -> list[str]:
     """The texts of a file: between the markers if there are any, else between blank lines, else line by line."""
-    texts = [text]
+    texts: list[str] = []
     for separator in SEPARATORS:
-        if len(texts) == 1:
-            texts = [part for part in re.split(separator, text) if part.strip()]
+        if len(texts) < 2:
+            texts = list(filter(str.strip, re.split(separator, text)))
     return texts
 
 

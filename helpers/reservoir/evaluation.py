@@ -3,8 +3,6 @@
 # P tokens of a stream of texts · R rows · S texts
 """
 
-from __future__ import annotations
-
 import lzma
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +50,7 @@ class Score:
     bytes_S: np.ndarray
 
     @classmethod
-    def of(cls, probability_P: np.ndarray, tokens: np.ndarray, bytes_V: np.ndarray, end: int) -> Score:
+    def of(cls, probability_P: np.ndarray, tokens: np.ndarray, bytes_V: np.ndarray, end: int) -> "Score":
         text_P = np.append(0, np.cumsum(tokens[:-1] == end))
         nats_S = np.bincount(text_P, nats_of(probability_P))
         return cls(nats_S, np.bincount(text_P, bytes_V[tokens]))
@@ -93,7 +91,4 @@ def verdict(model: Score, counting: Score, compressed: float) -> str:
     outcome = {"better": "Yes", "worse": "No"}.get(share.outcome, "Not shown")
     if share.items < FEWEST:
         fewer = f"{share.items} test texts are too few for an interval"
-    advice = ""
-    if outcome != "Yes":
-        advice = " Counting alone may be as good on this text; more text or more steps may help."
-    return f"{outcome}: {bits}, and xz {compressed:.3f}. {fewer}; one training run.{advice}"
+    return f"{outcome}: {bits}, and xz {compressed:.3f}. {fewer}; one training run."

@@ -3,8 +3,6 @@
 # B batch · T tokens · W tokens of a window · V vocabulary · F lengths of a counted context
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -20,9 +18,9 @@ HUB_ARGUMENTS = ("cache_dir", "revision", "subfolder", "token")
 
 
 class CountingLanguageModel(PreTrainedModel, GenerationMixin):
-    """Stands below the model: `counts` are `Counts`, or None for a model that knows no counts (all tokens are alike)."""
+    """Stands below the model, which has its counts from `from_pretrained`; a new one is given them: `model.counts = Counts.fit(...)`."""
 
-    counts: Counts | None = None
+    counts: Counts
     _is_stateful = True  # the state cannot be rolled back, so no assisted decoding
     _no_split_modules = ()
 
@@ -30,10 +28,6 @@ class CountingLanguageModel(PreTrainedModel, GenerationMixin):
     def look_up(self, windows_BTW):
         """P_counts after every window [B, T, V], and how often its contexts were counted [B, T, F], on the device of the windows."""
         shape, device = windows_BTW.shape[:-1], windows_BTW.device
-        if self.counts is None:
-            V = self.config.vocab_size
-            uniform = torch.full((*shape, V), 1 / V, device=device)
-            return uniform, torch.zeros(*shape, self.config.context_lengths, device=device)
         contexts = self.counts.contexts_of(windows_BTW.flatten(0, -2).cpu().numpy())
         counted, totals = self.counts.smoothed().distributions(contexts)
         counted_BTV = torch.from_numpy(counted).to(device).view(*shape, -1)
@@ -46,10 +40,8 @@ class CountingLanguageModel(PreTrainedModel, GenerationMixin):
             texts: the token ids of each text, as `tokenizer(texts)["input_ids"]` has them, without the token that ends texts.
 
         Raises:
-            ValueError: the model has no counts; no token ids, more than 100,000, or ids outside the vocabulary.
+            ValueError: no token ids, more than 100,000, or ids outside the vocabulary.
         """
-        if self.counts is None:
-            raise ValueError("learn: this model has no counts; set model.counts = Counts.fit(tokens, vocab_size, end)")
         streams = []
         for text in texts:
             ids = np.asarray(text)
@@ -70,20 +62,15 @@ class CountingLanguageModel(PreTrainedModel, GenerationMixin):
         this_file = Path(__file__)
         for source in (Path(method), this_file, this_file.with_name("counts.py")):
             (folder / source.name).write_bytes(source.read_bytes())
-        if self.counts is not None:
-            self.counts.save(folder / COUNTS_FILE)
+        self.counts.save(folder / COUNTS_FILE)
 
     @classmethod
     def from_pretrained(cls, name_or_path, *args, **kwargs):
         """As in transformers, counts included."""
         hub = {key: value for key, value in kwargs.items() if key in HUB_ARGUMENTS and value}
         loaded = super().from_pretrained(name_or_path, *args, **kwargs)
-        path = cached_file(name_or_path, COUNTS_FILE, _raise_exceptions_for_missing_entries=False, **hub)
-        model = loaded
-        if isinstance(loaded, tuple):
-            model = loaded[0]
-        if path:
-            model.counts = Counts.load(path)
+        path = cached_file(name_or_path, COUNTS_FILE, **hub)
+        loaded.counts = Counts.load(path)
         return loaded
 
     # Generation carries the state in place of a key-value cache, one token a step.

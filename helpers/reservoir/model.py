@@ -11,8 +11,6 @@ Before the first step the model is counting. What is trained is what the counts 
 # ... is [B, T] for texts, [P] for single tokens
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,15 +1,12 @@
 """Parameters of the TinyStories notebooks, and the recipe behind their zeros."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import model_validator
 
-from helpers.parameters import MACHINE, NO_NETWORK, Parameters, Source, in_range, parameter
+from helpers.parameters import MACHINE, NO_NETWORK, Parameters, Source, parameter
 from helpers.plan.settings import Recipe
 
-MIN_TEXTS = 20
 HUB_TEXTS = 10_000  # of a hub data set; counting reads them all, and takes most of a minute for ten times as many
 UNITS_OF_A_BLOCK = 128
 MODEL = "Model"
@@ -68,8 +65,6 @@ class ReservoirParameters(Parameters):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Any:
-        if self.num_texts:
-            in_range("num_texts", self.num_texts, MIN_TEXTS, 10**9)
         if self.units % UNITS_OF_A_BLOCK:
             raise ValueError(
                 f"units={self.units}: must be a multiple of {UNITS_OF_A_BLOCK}, the units of a block; 1024 is the default"

@@ -7,8 +7,6 @@ reads, counts and draws while a device trains. All draws follow from the seed an
 # S tokens of a stream · R rows that are read side by side · T tokens of a row that are read at once · P drawn tokens · W tokens of a window
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Sequence
 
@@ -31,12 +29,13 @@ EASY_TURNS = 4
 
 def make_plan(model, train_tokens: int, runtime: Runtime, **by_user) -> Plan:
     """Settings of a run on a text of this many tokens. by_user: as `plan` takes them. Raises as `plan` does."""
-
-    def batch(examples: int) -> dict[str, torch.Tensor]:
-        return blank_batch(model.config, examples)
-
     return settings.plan(
-        recipe(train_tokens), model, lambda model, inputs: model(**inputs).loss, batch, runtime, **by_user
+        recipe(train_tokens),
+        model,
+        lambda model, inputs: model(**inputs).loss,
+        lambda examples: blank_batch(model.config, examples),
+        runtime,
+        **by_user,
     )
 
 
@@ -45,8 +44,7 @@ def blank_batch(config, examples: int) -> dict[str, torch.Tensor]:
     widths = {"counted": config.vocab_size, "totals": config.context_lengths, "states": config.units}
     ids = torch.zeros(examples, dtype=torch.long)
     inputs = {name: torch.ones(examples, width) for name, width in widths.items()}
-    windows = ids[..., None].repeat_interleave(config.window, -1)
-    return inputs | {"input_ids": ids, "labels": ids.clone(), "windows": windows}
+    return inputs | {"input_ids": ids, "labels": ids, "windows": ids.new_zeros(examples, config.window)}
 
 
 def begin_rows(inputs_S: np.ndarray, end: int) -> np.ndarray:

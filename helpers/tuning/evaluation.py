@@ -3,8 +3,6 @@
 # N texts
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +36,7 @@ class Trial:
     f1: Interval | None = None  # by which macro F1 on the dev texts is higher
     outcome: str = ""
 
-    def compare(self, reference: Trial, labels: np.ndarray) -> None:
+    def compare(self, reference: "Trial", labels: np.ndarray) -> None:
         """Sets speed, loss and F1 beside the reference; labels: of the dev texts."""
         self.speed = reference.seconds / self.seconds
         self.loss = bootstrap(np.mean, np.subtract(self.dev_losses, reference.dev_losses))

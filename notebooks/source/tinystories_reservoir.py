@@ -44,7 +44,7 @@
 # ## Your settings
 #
 # 0 = choose for me. {own data} In a `.txt` the texts are separated by `<|endoftext|>`; without it by blank lines; without those each line is a
-# text. A table has a column `text`; in a folder of 20 files or more each `.txt` or `.md` file is a text. Never paste API keys here: put
+# text. A table has a column `text`; in a folder each `.txt` or `.md` file is a text. Never paste API keys here: put
 # `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]

@@ -94,13 +94,6 @@ def test_a_large_vocabulary_takes_shorter_phrases():
     assert len(Counts.fit(np.array([1, 2, 3, 0]), 50_257, 0).levels()) == 3
 
 
-def test_a_model_without_counts_cannot_learn():
-    model = made()
-    model.counts = None
-    with pytest.raises(ValueError, match="learn: this model has no counts"):
-        model.learn([[1, 2]])
-
-
 ELSEWHERE = """
 import builtins, json, sys, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer

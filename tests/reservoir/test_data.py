@@ -9,6 +9,7 @@ from helpers.data import hub
 from helpers.reservoir.data import (
     END_OF_TEXT,
     REVISIONS,
+    SAMPLE,
     cooccurrence_codes,
     load_texts,
     separate,
@@ -16,8 +17,8 @@ from helpers.reservoir.data import (
     tokens_of,
     train_tokenizer,
 )
-from helpers.reservoir.sample import sample_stories
 
+STORIES = json.loads(SAMPLE.read_text())
 TEXTS = [f"Text number {n} is about a {'frog' if n % 2 else 'boat'}.\nIt has two lines." for n in range(60)]
 
 
@@ -114,15 +115,14 @@ def test_a_data_set_of_the_hub_is_known_by_its_id_and_revision(monkeypatch):
 
 
 def test_the_sample_holds_hundreds_of_different_stories_of_many_words():
-    stories = sample_stories()
-    assert len({*stories}) == len(stories) >= 200
-    assert len({word for story in stories for word in story.lower().split()}) > 1000
-    assert not any("{" in story or "  " in story for story in stories)
+    assert len({*STORIES}) == len(STORIES) >= 200
+    assert len({word for story in STORIES for word in story.lower().split()}) > 1000
+    assert not any("{" in story or "  " in story for story in STORIES)
 
 
 def test_tokens_stand_for_all_bytes_of_any_text():
     texts = ["Zürich & Co. §5 = 100%", "木が一本あります。", f"it says {END_OF_TEXT} here"]
-    tokenizer, reason = train_tokenizer(sample_stories()[:50] + texts)
+    tokenizer, reason = train_tokenizer(STORIES[:50] + texts)
     tokens = tokens_of(texts, tokenizer)
     assert tokenizer.decode(tokens).split(END_OF_TEXT)[:2] == texts[:2] and "entries" in reason
     assert np.sum(tokens == tokenizer.eos_token_id) == 3  # one that a text spells out is no end
@@ -130,7 +130,7 @@ def test_tokens_stand_for_all_bytes_of_any_text():
 
 
 def test_the_vocabulary_grows_with_the_text():
-    words = [f"{story} word{n}" for n in range(20) for story in sample_stories()]
+    words = [f"{story} word{n}" for n in range(20) for story in STORIES]
     sizes = [len(train_tokenizer(texts)[0]) for texts in (words[:20], words)]
     assert sizes[0] == 512 < sizes[1]
 

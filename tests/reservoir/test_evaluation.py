@@ -1,12 +1,14 @@
 """Bits per byte, counting alone, and intervals, against numbers that can be worked out."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 from helpers.reservoir import evaluation
+from helpers.reservoir.data import SAMPLE
 from helpers.reservoir.evaluation import Score, compressed_bits, probabilities, verdict
-from helpers.reservoir.sample import sample_stories
 
 from .slow_model import END, V, stream
 from .test_model import made
@@ -40,13 +42,12 @@ def test_the_verdict_begins_with_yes_no_or_not_shown():
     good = verdict(better, counting, 2.5)
     assert good.startswith("Yes: ") and "10.0% fewer bits than counting (10.0% to 10.0% over 80 test texts)" in good
     assert "xz 2.500" in good and "one training run" in good
-    assert verdict(worse, counting, 2.5).startswith("No: ") and "more steps may help" in verdict(worse, counting, 2.5)
-    same = verdict(counting, counting, 2.5)
-    assert same.startswith("Not shown: ") and "Counting alone may be as good" in same
+    assert verdict(worse, counting, 2.5).startswith("No: ")
+    assert verdict(counting, counting, 2.5).startswith("Not shown: ")
     few = verdict(*scored(0.9, 1, texts=10), 2.5)
     assert few.startswith("Not shown: ") and "10 test texts are too few for an interval" in few
 
 
 def test_a_compressor_saves_bits_on_what_it_has_read():
-    text = " ".join(sample_stories()[:20])
+    text = " ".join(json.loads(SAMPLE.read_text())[:20])
     assert compressed_bits([text], [text]) < 0.1 < 2 < compressed_bits(["another text"], [text]) < 8
