@@ -43,7 +43,7 @@ from helpers.lejepa.loss import LeJEPALoss, views
 from helpers.lejepa.model import GaussianEmbeddingGemma, principal_head, token_spans
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.lejepa.standalone import combine, unit
-from helpers.lejepa.training import fit_lengths, fit_recipe, make_plan, new_trainer, pairs
+from helpers.lejepa.training import fit_lengths, make_plan, new_trainer, pairs
 from helpers.machine import runtime
 from helpers.train.sentence_encoder import encode, load_sentence_encoder
 
@@ -154,8 +154,7 @@ class Bench:
         loss = LeJEPALoss(model, **params.model_dump(include={"sigreg_weight", "contrastive_weight"}), seed=seed)
         training = self.collection.training
         lengths = fit_lengths(model, training, views, params.train_length, machine)
-        recipe = fit_recipe(training, self.spans, params.train_length, machine.kind)
-        plan = make_plan(loss, recipe, lengths, machine)
+        plan = make_plan(loss, training, self.spans, lengths, machine)
         rows = pairs(training, views, plan.max_steps, plan.batch_size, seed)
         begin = time.process_time()
         with tempfile.TemporaryDirectory() as place:

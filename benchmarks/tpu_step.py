@@ -64,13 +64,12 @@ def runtime_of(hardware: str) -> Runtime:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A training step as `plan` takes it. program: the largest program that XLA is sent of a micro-batch, where a run cuts it into several."""
+    """A training step as `plan` takes it."""
 
     model: Any  # a module; its weights are looked at for shapes alone
     batch: Callable[[int], Any]
     loss: Callable[[Any, Any], Any]
     length: int  # tokens of a sequence
-    program: Callable[[Any, Any], Any] | None = None
 
 
 def notebook_step(
@@ -169,10 +168,6 @@ def _lejepa(runtime: Runtime, name: str, method: str, length: int) -> tuple[Reci
             features["token_embeddings"] = self.auto_model(**features).last_hidden_state
             return features
 
-    def last_part(loss, columns):
-        """With gradient caching each part of each view is a program, and the last one ends in the update; here each embedding is its own gradient."""
-        return loss.model(dict(columns[-1]))["sentence_embedding"].float().square().sum() / 2
-
     default = EmbeddingParameters.defaults()
     tokens = length or default.train_length
     config = transformers.MPNetConfig(vocab_size=30_527)
@@ -198,9 +193,8 @@ def _lejepa(runtime: Runtime, name: str, method: str, length: int) -> tuple[Reci
         batch=lambda examples: blank_columns(lengths, examples),
         loss=lambda loss, columns: loss(columns),
         length=tokens,
-        program=last_part,
     )
-    chosen = recipe(1_600, 1_600, tokens, tokens, runtime.kind)  # pairs of the default data set
+    chosen = recipe(1_600, 1_600, tokens, 2 * tokens, runtime.kind)  # pairs of the default data set
     return replace(chosen, fp16=name != GEMMA), step
 
 
@@ -349,7 +343,7 @@ def trace(
     batches, states = (set(map(number, each)) for each in (tree_leaves(batch), [*trained, *moments, *gradients]))
     with mock.patch.object(xla, "sync", lambda: None):  # a step that cuts its graph would start it
         with torch.autocast("xla", dtype=torch.bfloat16, enabled=precision == "bf16"):
-            loss = (step.program if accumulating and step.program else step.loss)(model, batch)
+            loss = step.loss(model, batch)
         loss.backward()
     torch.nn.utils.clip_grad_norm_(trained, 1.0)
     optimizer.step()

@@ -76,17 +76,17 @@ def reservoir(machine, folder: Path):
 def lejepa(machine, folder: Path):
     from helpers.lejepa import data, sample
     from helpers.lejepa.loss import LeJEPALoss, views
-    from helpers.lejepa.model import Embeddings, GaussianEmbeddingGemma, principal_head, token_spans
+    from helpers.lejepa.model import GaussianEmbeddingGemma, principal_head, token_spans
     from helpers.lejepa.parameters import EmbeddingParameters
     from helpers.lejepa.training import fit_lengths, new_trainer, pairs
-    from helpers.train.sentence_encoder import load_sentence_encoder
+    from helpers.train.sentence_encoder import encode, load_sentence_encoder
 
     params = EmbeddingParameters.defaults().model_copy(update={"train_length": 64, "seed": SEED})
     backbone = load_sentence_encoder("sample", max_seq_length=64, seed=SEED, texts=sample.texts())
     spans, limit = token_spans(backbone)
     collection = data.load("sample", num_samples=400, seed=SEED, spans=spans, limit=min(limit, 64))
     passages = [passage.text for passage in collection.passages[:200]]
-    embedded = Embeddings(folder / "embeddings")(backbone, passages, "document")
+    embedded = encode(backbone, passages, "document")
     model = GaussianEmbeddingGemma(backbone, principal_head(embedded, 32))
     loss = LeJEPALoss(model, sigreg_weight=0.02, contrastive_weight=1.0, seed=SEED)
     lengths = fit_lengths(model, collection.training, views, params.train_length, machine)

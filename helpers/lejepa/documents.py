@@ -29,7 +29,6 @@ HEADING = re.compile(
     r"|^(?P<line>\S.*)\n(?P<under>=+|--+)[ \t]*$",
     re.MULTILINE,
 )
-RULED = re.compile(r"^(?:([^\w\s])\1{2,}\n)?[ ]*(?P<line>\w.*)\n(?P<under>([^\w\s])\4{2,})$", re.MULTILINE)
 UNSEEN = ("script", "style", "nav", "head", "template", "svg", "noscript")  # of HTML
 LINES = ("p", "div", "section", "article", "li", "dt", "dd", "tr", "td", "th", "br", "hr", "pre", "blockquote", "table")
 ENDS = (r"[.!?]\s+|[。！？]", r"\s+")  # of a sentence, of a word
@@ -109,17 +108,6 @@ def _markdown(path: Path) -> str:
     return TITLE.sub(r"# \1\n", text, count=1)
 
 
-def _restructured(path: Path) -> str:
-    """A line with a line of punctuation under it is a heading; the first character that is met is of the first level."""
-    levels: dict[str, int] = {}
-
-    def heading(match: re.Match) -> str:
-        level = levels.setdefault(match["under"][0], len(levels) + 1)
-        return f"{'#' * min(level, 6)} {match['line']}"
-
-    return RULED.sub(heading, read_text(path))
-
-
 def _html(path: Path) -> str:
     page = _library("bs4", "beautifulsoup4").BeautifulSoup(read_text(path), "html.parser")
     for element in page(UNSEEN):
@@ -167,7 +155,7 @@ def _library(module: str, package: str):
     return importlib.import_module(module)
 
 
-READERS = {".rst": _restructured, ".html": _html, ".htm": _html, ".pdf": _pdf, ".docx": _word}
+READERS = {".html": _html, ".htm": _html, ".pdf": _pdf, ".docx": _word}
 
 
 # ---- passages
@@ -190,16 +178,12 @@ def cut(section: Passage, spans: Spans, limit: int) -> Iterator[Passage]:
     while len(starts) - done > room:
         remaining = len(starts) - done
         count = math.ceil(remaining / math.ceil(remaining / room))
-        end = _break(body, starts[done + count - count // 4], starts[done + count])
+        first, end = starts[done + count - count // 4], starts[done + count]
+        for pattern in ENDS:
+            match = re.match(f"(?s).*({pattern})", body[first:end])
+            if match:
+                end = first + match.end()
+                break
         yield section._replace(body=body[begin:end].strip())
         begin, done = end, bisect.bisect_left(starts, end)
     yield section._replace(body=body[begin:].strip())
-
-
-def _break(body: str, first: int, last: int) -> int:
-    """Where the last sentence within body[first:last] ends, or the last word, or `last`."""
-    for pattern in ENDS:
-        ends = [match.end() for match in re.finditer(pattern, body[first:last])]
-        if ends:
-            return first + ends[-1]
-    return last

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from helpers.data.words import RUNS
 from helpers.lejepa.data import Collection, Question
-from helpers.lejepa.documents import Passage, Spans
+from helpers.lejepa.documents import Spans
 from helpers.lejepa.search import Mix, lexical_index, lexical_scores
 from helpers.lejepa.standalone import combine, unit
-from helpers.show.intervals import FEWEST, Interval, bootstrap
+from helpers.show.intervals import FEWEST, bootstrap
 
 # Q questions · N passages · D documents · K dimensions
 
@@ -22,6 +22,7 @@ STOCK, TRAINED = "stock model", "LeJEPA"
 BY_RANK, CLASSIFIER = "stock model and BM25 by rank", "linear classifier on the stock model"  # rivals of the search
 MEANING, WORDS = Mix(meaning=1), Mix(words=1)
 MIXES = (MEANING, WORDS, *(Mix(meaning=1, words=weight) for weight in (0.1, 0.2, 0.5, 1.0, 2.0)))
+DISCOUNTS = 1 / np.log2(np.arange(2, 12))  # of the first ten ranks
 Table = Mapping[Mix, np.ndarray]  # nDCG@10 of every question, by the weights of the search
 
 
@@ -32,35 +33,25 @@ class Judge:
     """
 
     def __init__(self, collection: Collection, questions: Sequence[Question]):
-        self.passages: list[Passage] = collection.searched(collection.past)
+        self.passages = collection.searched(collection.past)
         self.texts = [passage.text for passage in self.passages]
         if collection.kind == "headings":
             self.texts = [passage.body for passage in self.passages]
         self.asked = [question.text for question in questions]
         numbers = {name: number for number, name in enumerate(collection.documents)}
         self.document_N = np.array([numbers[passage.document] for passage in self.passages])
-        self.answers = []
-        for question in questions:
-            answers = sorted(numbers[name] for name in question.answers)
-            self.answers.append(np.array(answers))
-        self.words_QN = np.zeros((0, len(self.texts)))
-        if questions:
-            self.words_QN = lexical_scores(lexical_index(self.texts), self.asked)
+        self.answers = [sorted(numbers[name] for name in question.answers) for question in questions]
+        self.words_QN = lexical_scores(lexical_index(self.texts), self.asked)
 
     def ndcg(self, scores_QN: np.ndarray) -> np.ndarray:
         """nDCG@10 [Q] with binary judgements; a document is as good as its best passage, and the first of equal ones comes first."""
-        discounts = 1 / np.log2(np.arange(2, 12))
         values_Q = []
         for scores_N, answers in zip(scores_QN, self.answers, strict=True):
             scores_D = np.full(self.document_N.max() + 1, -np.inf)
             np.maximum.at(scores_D, self.document_N, scores_N)
-            gain = 0.0
-            for answer in answers:
-                score = scores_D[answer]
-                rank = (scores_D > score).sum() + (scores_D[:answer] == score).sum()
-                if rank < 10:
-                    gain += discounts[rank]
-            values_Q.append(gain / discounts[: len(answers)].sum())
+            best = np.argsort(-scores_D, kind="stable")[:10]
+            gain = DISCOUNTS[: len(best)] @ np.isin(best, answers)
+            values_Q.append(gain / DISCOUNTS[: len(answers)].sum())
         return np.array(values_Q)
 
     def measure(self, questions_QK: np.ndarray, passages_NK: np.ndarray) -> dict[Mix, np.ndarray]:
@@ -78,30 +69,10 @@ class Judge:
         return self.ndcg(total_QN)
 
 
-class Verdict(NamedTuple):
-    """The mean difference in nDCG@10 of two searches over the same questions, with its 95 % interval."""
-
-    description: str
-    interval: Interval
-    won: int
-    lost: int
-
-    def row(self) -> dict[str, Any]:
-        """A line of the verdict's table."""
-        return {
-            "what": self.description,
-            "nDCG@10": str(self.interval),
-            "questions won / lost": f"{self.won} / {self.lost} of {self.interval.items}",
-            "verdict": self.interval.outcome,
-        }
-
-
-def compare(description: str, ours_Q: np.ndarray, theirs_Q: np.ndarray) -> Verdict:
-    """The mean difference over questions, which are drawn together for both."""
-    difference_Q = ours_Q - theirs_Q
-    won = (difference_Q > 1e-9).sum()
-    lost = (difference_Q < -1e-9).sum()
-    return Verdict(description, bootstrap(np.mean, difference_Q), int(won), int(lost))
+def compare(description: str, ours_Q: np.ndarray, theirs_Q: np.ndarray) -> dict[str, str]:
+    """A row of the verdict: the mean difference of two searches, with its 95 % interval over questions, drawn together for both."""
+    interval = bootstrap(np.mean, ours_Q - theirs_Q)
+    return {"what": description, "nDCG@10": str(interval), "verdict": interval.outcome}
 
 
 # ---- choosing
@@ -116,7 +87,7 @@ class Choice(NamedTuple):
 
 
 def choose(dev: Mapping[str, Table], default: Mix, kind: str) -> Choice:
-    """The weights of every model's search, then the model. The default, and the stock model, stay within a standard error.
+    """The weights of every model's search, then the model: the trained one, unless its search is worse by more than a standard error.
 
     dev: model -> `Judge.measure`; empty where no question can choose.
     """
@@ -126,10 +97,21 @@ def choose(dev: Mapping[str, Table], default: Mix, kind: str) -> Choice:
     mixes = {name: _best(table, default) for name, table in dev.items()}
     values = {name: dev[name][mix] for name, mix in mixes.items()}
     model = STOCK
-    if TRAINED in values and _clearly_ahead(values[TRAINED], values[STOCK]):
+    if TRAINED in dev and not _clearly_ahead(values[STOCK], values[TRAINED]):
         model = TRAINED
-    means = ", ".join(f"{name} {values[name].mean():.3f}" for name in values)
+    means = ", ".join(f"{name} {values_Q.mean():.3f}" for name, values_Q in values.items())
     return Choice(model, f"nDCG@10 on {len(values[STOCK])} dev {kind}: {means}", mixes)
+
+
+def _best(table: Table, default: Mix) -> Mix:
+    best = max(table, key=lambda mix: table[mix].mean())
+    return best if _clearly_ahead(table[best], table[default]) else default
+
+
+def _clearly_ahead(ours_Q: np.ndarray, theirs_Q: np.ndarray) -> bool:
+    """By more than the standard error of the difference."""
+    difference_Q = ours_Q - theirs_Q
+    return difference_Q.mean() > difference_Q.std(ddof=1) / len(difference_Q) ** 0.5
 
 
 def simple(stock: Table, rivals: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -142,32 +124,17 @@ def searches(tables: Mapping[str, Table], choice: Choice) -> dict[str, np.ndarra
     return {f"{name}, {choice.mixes[name]}": table[choice.mixes[name]] for name, table in tables.items()}
 
 
-def verdicts(tables: Mapping[str, Table], rivals: Mapping[str, np.ndarray], choice: Choice) -> list[Verdict]:
+def verdicts(tables: Mapping[str, Table], rivals: Mapping[str, np.ndarray], choice: Choice) -> list[dict[str, str]]:
     """What training adds with the same helper, and the search that is kept beside the strongest simple method."""
     values = {name: table[choice.mixes[name]] for name, table in tables.items()}
     methods = simple(tables[STOCK], rivals)
     strongest = max(methods, key=lambda name: methods[name].mean())
+    kept = f"the search that is kept, over the strongest simple method: {strongest}"
+    added = "what training adds (the whole model, each with BM25 as dev chose)"
     return [
-        compare("what training adds (the whole model, each with BM25 as dev chose)", values[TRAINED], values[STOCK]),
-        compare(
-            f"the search that is kept, over the strongest simple method: {strongest}",
-            values[choice.model],
-            methods[strongest],
-        ),
+        compare(added, values[TRAINED], values[STOCK]),
+        compare(kept, values[choice.model], methods[strongest]),
     ]
-
-
-def _best(table: Table, default: Mix) -> Mix:
-    best = max(table, key=lambda mix: table[mix].mean())
-    if _clearly_ahead(table[best], table[default]):
-        return best
-    return default
-
-
-def _clearly_ahead(ours_Q: np.ndarray, theirs_Q: np.ndarray) -> bool:
-    """By more than the standard error of the difference."""
-    difference_Q = ours_Q - theirs_Q
-    return difference_Q.mean() > difference_Q.std(ddof=1) / len(difference_Q) ** 0.5
 
 
 def default_mix(texts: Sequence[str], spans: Spans) -> Mix:
@@ -178,7 +145,5 @@ def default_mix(texts: Sequence[str], spans: Spans) -> Mix:
     pieces = words = 0
     for text in texts[:: max(1, len(texts) // SAMPLED)]:
         pieces += len(spans(text))
-        words += sum(1 for _ in RUNS.finditer(text))
-    if pieces > MANY_PIECES * words:
-        return Mix(meaning=1, words=2.0)
-    return Mix(meaning=1, words=0.5)
+        words += len(RUNS.findall(text))
+    return Mix(meaning=1, words=2.0 if pieces > MANY_PIECES * words else 0.5)

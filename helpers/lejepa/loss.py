@@ -17,13 +17,14 @@ import random
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from sentence_transformers.base.losses import CachedLossMixin
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import nn
 from torch.nn.functional import linear, normalize
+from torch.utils.checkpoint import checkpoint
 
 from helpers.data.words import spans
-from helpers.lejepa.parallel import Means, embed_in_parts, move, over_processes, processes, recompute
 
 LAST_KNOT, KNOTS = 3.0, 17  # as in the paper's code; the paper's text integrates to 5
 SCALE = 20.0  # inverse temperature of the cosines, the default of MultipleNegativesRankingLoss
@@ -121,6 +122,42 @@ def sums_at_knots(u_VNM: torch.Tensor, knots_P: torch.Tensor) -> torch.Tensor:
     return torch.stack((angles_PVNM.cos().sum(2), angles_PVNM.sin().sum(2)))
 
 
+# ---- devices
+
+
+def processes() -> int:
+    """How many processes hold rows of the batch."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return 1
+
+
+def over_processes(sums: torch.Tensor) -> torch.Tensor:
+    """The sum over all processes that hold rows of the batch. Its gradient is multiplied by their number, and DDP's mean divides by it.
+
+    A tensor on XLA is the whole batch already.
+    """
+    if sums.device.type == "xla" or processes() == 1:
+        return sums
+    from torch.distributed.nn.functional import all_reduce
+
+    return all_reduce(sums)
+
+
+def move(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The tensor with the device and dtype of another. A copy out of memory that is not pinned would wait for a GPU."""
+    if other.is_cuda:
+        tensor = tensor.pin_memory()
+    return tensor.to(other.device, other.dtype, non_blocking=other.is_cuda)
+
+
+def recompute(function, *inputs) -> torch.Tensor:
+    """`function(*inputs)`, whose inner tensors are not kept until the backward pass but computed again there; XLA decides by itself."""
+    if inputs[0].device.type == "xla":
+        return function(*inputs)
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+
 # ---- the whole loss
 
 
@@ -148,7 +185,6 @@ class LeJEPALoss(CachedLossMixin, nn.Module):
         self.ranking = MultipleNegativesRankingLoss(
             model, scale=SCALE, directions=DIRECTIONS, gather_across_devices=processes() > 1
         )
-        self.means = Means(("invariance", "sigreg", "contrastive"))
 
     def terms(self, z_VNK: torch.Tensor) -> dict[str, torch.Tensor]:
         """Each term with its weight. In evaluation SIGReg has the slices of step 0."""
@@ -167,21 +203,27 @@ class LeJEPALoss(CachedLossMixin, nn.Module):
         }
 
     def forward(self, sentence_features, labels=None):
+        """The terms, which the trainer adds up and logs. Of a batch in parts, and on XLA, where a log would wait, their sum."""
         columns = list(sentence_features)
         if self.mini_batch_size:
-            return embed_in_parts(self, columns)
-        parts = [[self.model(column)["sentence_embedding"]] for column in columns]
-        return self.calculate_loss(parts)
+            return self.forward_cached(columns)
+        embeddings_VNK = torch.stack([self.model(column)["sentence_embedding"] for column in columns])
+        terms = self.next_terms(embeddings_VNK)
+        if embeddings_VNK.device.type == "xla":
+            return sum(terms.values())
+        return terms
+
+    def next_terms(self, embeddings_VNK: torch.Tensor) -> dict[str, torch.Tensor]:
+        with torch.autocast(embeddings_VNK.device.type, enabled=False):
+            terms = self.terms(embeddings_VNK.float())
+        if self.training:
+            self.step += 1
+        return terms
 
     def calculate_loss(self, reps, labels=None, *, with_backward=False):
         """The loss from embeddings: for each view a list of parts [n, K]. with_backward: as CachedLossMixin asks for."""
         embeddings_VNK = torch.stack([torch.cat(parts) for parts in reps])
-        with torch.autocast(embeddings_VNK.device.type, enabled=False):
-            terms = self.terms(embeddings_VNK.float())
-        loss = sum(terms.values())
-        if self.training:
-            self.step += 1
-            self.means.add(terms)
+        loss = sum(self.next_terms(embeddings_VNK).values())
         if with_backward:
             loss.backward()
             loss = loss.detach()

@@ -10,24 +10,17 @@ SentenceTransformer of stock modules: it saves, loads and trains as any other.
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
 
 from helpers.lejepa.documents import Spans
 from helpers.show import tracking
-from helpers.train.sentence_encoder import encode, encoder_on_cpu
+from helpers.train.sentence_encoder import encoder_on_cpu
 
 # N texts · D dimensions of the backbone · K of an embedding, at most D
-
-PIECE = 500  # texts that are embedded and kept at once
 
 
 def token_spans(model: SentenceTransformer) -> tuple[Spans, int]:
@@ -71,39 +64,3 @@ def linear_head(weight_KD: torch.Tensor) -> Dense:
     head = Dense(D, K, activation_function=torch.nn.Identity())
     head.linear.load_state_dict({"weight": weight_KD, "bias": torch.zeros(K)})
     return head
-
-
-class Embeddings:
-    """`encode`, whose results are kept in a folder by the digests of model and text: only new texts are embedded."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def __call__(self, model: SentenceTransformer, texts: Sequence[str], task: str) -> np.ndarray:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / f"{task}-{_weights_digest(model)}.safetensors"
-        try:
-            vectors = load_file(file)
-        except (OSError, SafetensorError):  # none yet, or one that was cut off
-            vectors = {}
-        keys = [hashlib.sha256(text.encode()).hexdigest()[:32] for text in texts]
-        missing = {}
-        for key, text in zip(keys, texts, strict=True):
-            if key not in vectors:
-                missing[key] = text
-        order = sorted(missing, key=lambda key: len(missing[key]))
-        for begin in range(0, len(order), PIECE):
-            part = order[begin : begin + PIECE]
-            new_NK = encode(model, [missing[key] for key in part], task)
-            vectors |= zip(part, new_NK, strict=True)
-            save_file(vectors, file.with_suffix(".part"))
-            file.with_suffix(".part").replace(file)
-        return np.stack([vectors[key] for key in keys])
-
-
-def _weights_digest(model: SentenceTransformer) -> str:
-    digest = hashlib.sha256(f"{model.max_seq_length} {model.prompts}".encode())
-    for name, weight in model.state_dict().items():
-        values = weight.detach().cpu().contiguous().reshape(-1)
-        digest.update(name.encode() + values.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]

@@ -60,8 +60,6 @@ class EmbeddingParameters(Parameters):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Any:
-        if 0 < self.num_samples < LEAST_BATCH:
-            raise ValueError(f"num_samples={self.num_samples}: give 0 (all) or at least {LEAST_BATCH}")
         if self.batch_size:
             in_range("batch_size", self.batch_size, LEAST_BATCH, 1_000_000)
         return self
@@ -76,10 +74,10 @@ def choose_base_model(base_model: str, kind: str) -> str:
     return MPNET
 
 
-def recipe(examples: int, answers: int, row_tokens: float, length: int, kind: str) -> Recipe:
+def recipe(examples: int, answers: int, row_tokens: float, sequence_length: int, kind: str) -> Recipe:
     """The recipe: ten passes over the training pairs, but no more than take some minutes on a device of this kind.
 
-    answers: different ones, of which a batch has each once. row_tokens: of both views, on average. length: tokens that are read.
+    answers: different ones, of which a batch has each once. row_tokens: of both views, on average. sequence_length: of both, at most.
     """
     batch_size = max(LEAST_BATCH, min(BATCH, answers))
     steps = STEPS
@@ -89,7 +87,7 @@ def recipe(examples: int, answers: int, row_tokens: float, length: int, kind: st
         batch_size=batch_size,
         learning_rate=1e-4,
         max_steps=max(1, min(steps, EPOCHS * examples // batch_size)),
-        sequence_length=2 * length,
+        sequence_length=sequence_length,
         warmup_fraction=0.1,
         weight_decay=0.01,
         smallest=LEAST_BATCH,

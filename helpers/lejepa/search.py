@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
+import runpy
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +45,7 @@ def lexical_index(texts: Sequence[str]) -> Bm25:
 
 def lexical_scores(index: Bm25, questions: Sequence[str]) -> np.ndarray:
     """BM25 [Q, N] of every passage."""
-    return np.stack([index.scores(terms(question)) for question in questions])
+    return np.array([index.scores(terms(question)) for question in questions])
 
 
 def save(
@@ -53,27 +53,24 @@ def save(
 ) -> Path:
     """Writes all that a search needs: model, FAISS index, BM25 index, passages, weights and `search.py`.
 
-    embeddings_NK: of the passages' texts, by this model, in fp32. What was there is replaced when all is written.
+    embeddings_NK: of the passages' texts, by this model, in fp32. What was in the folder is deleted.
     """
-    fresh = folder.with_name(f".{folder.name}-new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    export(model, folder / "model")
     index = faiss.IndexFlatIP(embeddings_NK.shape[1])
     index.add(unit(embeddings_NK))
-    (fresh / "index.faiss").write_bytes(faiss.serialize_index(index).tobytes())
+    (folder / "index.faiss").write_bytes(faiss.serialize_index(index).tobytes())
     words_index = lexical_index([passage.text for passage in passages]).index
-    words_index.save(fresh / "bm25", show_progress=False)
+    words_index.save(folder / "bm25", show_progress=False)
     rows = [(passage.document, passage.text, passage.shown) for passage in passages]
-    (fresh / "passages.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
-    (fresh / "mix.json").write_text(json.dumps(mix._asdict()), encoding="utf-8")
-    export(model, fresh / "model")
+    for name, content in (("passages", rows), ("mix", mix._asdict())):
+        (folder / f"{name}.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     own_words = "from helpers.data.words import words\n"
     script = Path(__file__).with_name("standalone.py").read_text(encoding="utf-8")
     assert own_words in script
     script = script.replace(own_words, inspect.getsource(words))
-    (fresh / "search.py").write_text(script, encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    return fresh.rename(folder)
+    (folder / "search.py").write_text(script, encoding="utf-8")
+    return folder
 
 
 def export(model: SentenceTransformer, folder: Path) -> None:
@@ -85,10 +82,6 @@ def export(model: SentenceTransformer, folder: Path) -> None:
 
 
 def load(folder: Path) -> Any:
-    """The module `search.py` of a saved folder: `load(folder).search("a question")`."""
+    """The function `search` of a saved folder: `load(folder)("a question")`."""
     import_bm25s()
-    spec = importlib.util.spec_from_file_location("saved_search", folder / "search.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return runpy.run_path(str(folder / "search.py"))["search"]

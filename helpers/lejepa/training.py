@@ -1,6 +1,6 @@
 """The rows that LeJEPA trains on, and the trainer.
 
-The trainer adds to the shared one the slices of SIGReg by the run's step, the terms of the loss in the logs, and gradient caching.
+The trainer adds to the shared one the slices of SIGReg by the run's step, and gradient caching.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from torch import nn
 
-from helpers.lejepa import parameters
 from helpers.lejepa.data import Example
 from helpers.lejepa.documents import Spans
-from helpers.lejepa.parameters import EmbeddingParameters
-from helpers.machine import xla
+from helpers.lejepa.parameters import EmbeddingParameters, recipe
 from helpers.machine.runtime import Runtime
 from helpers.plan import settings
-from helpers.plan.settings import Plan, Recipe
+from helpers.plan.settings import Plan
 from helpers.train.arguments import training_arguments
 from helpers.train.sentence_encoder import SentenceEncoderTrainer
 
@@ -45,49 +43,47 @@ def fit_lengths(
     lengths = dict.fromkeys(rows.column_names, longest)
     if runtime.kind == "xla":
         for name, prompt in prompts(model, rows).items():
-            texts = [f"{prompt or ''}{text}" for text in rows[name]]
-            tokens = [len(ids) for ids in model.tokenizer(texts)["input_ids"]]
-            needed = np.quantile(tokens, 0.99)
+            texts = [prompt + text for text in rows[name]]
+            needed = np.quantile([len(ids) for ids in model.tokenizer(texts)["input_ids"]], 0.99)
             lengths[name] = min(longest, LENGTH_STEP * math.ceil(needed / LENGTH_STEP))
     return lengths
 
 
-def prompts(model: SentenceTransformer, rows: Dataset) -> dict[str, str | None]:
+def prompts(model: SentenceTransformer, rows: Dataset) -> dict[str, str]:
     """The model's prompt for each of the two columns."""
-    anchor, positive = rows.column_names
-    return {anchor: model.prompts.get("query"), positive: model.prompts.get("document")}
+    tasks = zip(rows.column_names, ("query", "document"), strict=True)
+    return {name: model.prompts.get(task) or "" for name, task in tasks}
 
 
-def fit_recipe(examples: list[Example], spans: Spans, length: int, kind: str) -> Recipe:
-    """The recipe for these examples on a device of this kind; spans: the tokens of the model."""
-    tokens = 0
-    for example in examples[:COUNTED]:
-        for text in (example.question, example.texts[0]):
-            tokens += min(length, len(spans(text)))
-    row_tokens = tokens / len(examples[:COUNTED])
-    answers = len({example.key for example in examples})
-    return parameters.recipe(len(examples), answers, row_tokens, length, kind)
-
-
-def make_plan(loss: nn.Module, recipe: Recipe, lengths: dict[str, int], runtime: Runtime, **by_user) -> Plan:
+def make_plan(
+    loss: nn.Module, examples: list[Example], spans: Spans, lengths: dict[str, int], runtime: Runtime, **by_user
+) -> Plan:
     """Settings of a run whose columns are cut at `lengths`; a micro-batch is a part of a cached gradient.
 
-    by_user: as `plan` takes them. Raises as `plan` does.
+    spans: the tokens of the model, which are counted, since the recipe on a CPU depends on them. by_user: as `plan` takes them.
+    Raises as `plan` does.
     """
+    counted = examples[:COUNTED]
+    tokens = 0
+    for example in counted:
+        for text, length in zip((example.question, example.texts[0]), lengths.values(), strict=True):
+            tokens += min(length, len(spans(text)))
+    answers = len({example.key for example in examples})
+    chosen = recipe(len(examples), answers, tokens / len(counted), sum(lengths.values()), runtime.kind)
     if loss.model[0].auto_model.config.model_type.startswith("gemma3"):
-        recipe = dataclasses.replace(recipe, fp16=False)
+        chosen = dataclasses.replace(chosen, fp16=False)
 
-    def batch(examples: int) -> list[dict[str, torch.Tensor]]:
-        return blank_columns(lengths.values(), examples)
+    def batch(size: int) -> list[dict[str, torch.Tensor]]:
+        return blank_columns(lengths.values(), size)
 
-    return settings.plan(recipe, loss, lambda loss, columns: loss(columns), batch, runtime, **by_user)
+    return settings.plan(chosen, loss, lambda loss, columns: loss(columns), batch, runtime, **by_user)
 
 
-def blank_columns(lengths: Iterable[int], examples: int) -> list[dict[str, torch.Tensor]]:
+def blank_columns(lengths: Iterable[int], size: int) -> list[dict[str, torch.Tensor]]:
     """Columns of texts of these lengths, as the loss takes them, whose tokens mean nothing."""
     columns = []
     for length in lengths:
-        mask = torch.ones(examples, length, dtype=torch.long)
+        mask = torch.ones(size, length, dtype=torch.long)
         mask[0, -1] = 0  # as where texts are padded: attention gets a mask
         columns.append({"input_ids": torch.ones_like(mask), "attention_mask": mask})
     return columns
@@ -129,18 +125,14 @@ def pairs(examples: list[Example], views, steps: int, batch_size: int, seed: int
 class LeJEPATrainer(SentenceEncoderTrainer):
     """The shared trainer for a loss that holds its model; see `new_trainer`.
 
-    A loss's `step` is set to that of the run, and its means are merged into the logs. It gets the whole batch of a step at once: the
-    plan's micro-batch is its `mini_batch_size`, and nothing is accumulated.
+    A loss's `step` is set to that of the run. But on XLA it gets the whole batch of a step at once: the plan's micro-batch is its
+    `mini_batch_size`, and nothing is accumulated.
     """
 
-    def __init__(self, model: SentenceTransformer, **kwargs) -> None:
-        _embed_in_parts(kwargs["loss"], kwargs["args"])
-        super().__init__(model=model, **kwargs)
-
-    def seed_step(self) -> None:
-        if self.runtime.kind == "xla" and hasattr(self.loss, "means"):
-            self.loss.means.start(self.args.device)  # before the seed, which a sync moves on
-        super().seed_step()
+    def __init__(self, model: SentenceTransformer, *, loss: nn.Module, args, runtime: Runtime, **kwargs) -> None:
+        self.caches_gradients = runtime.kind != "xla"  # whose generators CachedLossMixin cannot restore
+        self._cache_gradients(loss, args)
+        super().__init__(model=model, loss=loss, args=args, runtime=runtime, **kwargs)
 
     def compute_loss(self, *args, **kwargs):
         with self.accelerator.autocast():  # both views use one copy of each weight in half precision
@@ -151,28 +143,20 @@ class LeJEPATrainer(SentenceEncoderTrainer):
         return super().training_step(*args, **kwargs)
 
     def _shrink_micro_batch(self, error: Exception) -> None:
-        self.args.gradient_accumulation_steps = self.plan.gradient_accumulation_steps
-        self.args.per_device_train_batch_size //= self.plan.gradient_accumulation_steps
+        parts = self.plan.gradient_accumulation_steps // self.args.gradient_accumulation_steps
+        self.args.gradient_accumulation_steps *= parts
+        self.args.per_device_train_batch_size //= parts
         super()._shrink_micro_batch(error)
-        _embed_in_parts(self.loss, self.args)
+        self._cache_gradients(self.loss, self.args)
         self._train_batch_size = self.args.per_device_train_batch_size
 
-    def log(self, logs: dict, start_time: float | None = None) -> None:
-        if "loss" in logs and hasattr(self.loss, "means"):
-            logs = logs | self.loss.means.read()
-            if self.runtime.kind == "xla":
-                xla.sync()  # zeroed sums become data as they are between logs, not constants of a new graph
-        super().log(logs, start_time)
-
-
-def _embed_in_parts(loss: nn.Module, arguments) -> None:
-    """Gives a loss that caches gradients the whole batch, in parts of what was the micro-batch."""
-    parts = arguments.gradient_accumulation_steps
-    loss.mini_batch_size = 0
-    if parts > 1:
-        loss.mini_batch_size = arguments.per_device_train_batch_size
-    arguments.per_device_train_batch_size *= parts
-    arguments.gradient_accumulation_steps = 1
+    def _cache_gradients(self, loss: nn.Module, args) -> None:
+        """Gives the loss the whole batch, in parts of what was the micro-batch."""
+        parts = args.gradient_accumulation_steps
+        if self.caches_gradients:
+            loss.mini_batch_size = args.per_device_train_batch_size if parts > 1 else 0
+            args.per_device_train_batch_size *= parts
+            args.gradient_accumulation_steps = 1
 
 
 def new_trainer(

@@ -14,8 +14,8 @@
 #
 # - **Past questions with their answers** (a help desk, an FAQ, a file of tickets): give a `.csv` or `.jsonl` with the columns `question` and
 #   `answer`. Past questions are searched beside their answers, and the model learns from them.
-# - **A folder of documents** (`.md`, `.rst`, `.txt`, `.html`, `.pdf`, `.docx`): the model learns which heading belongs to which text. It is kept
-#   where that helps your documents; else the stock model stays, and one line says so.
+# - **A folder of documents** (`.md`, `.txt`, `.rst`, `.html`, `.pdf`, `.docx`): the model learns which heading belongs to which text. It is kept
+#   unless your documents' own questions show that it is worse; then the stock model stays, and one line says so.
 #
 # Some of your questions train the model, some choose the weights of the search, and some are for the test alone. A verdict says what
 # training adds to the search, and whether the search beats the strongest simple method: BM25, the stock model, both fused by rank, or a
@@ -41,8 +41,8 @@
 #
 # - **Past questions with their answers** (a help desk, an FAQ, a file of tickets): give a `.csv` or `.jsonl` with the columns `question` and
 #   `answer`. Past questions are searched beside their answers, and the model learns from them.
-# - **A folder of documents** (`.md`, `.rst`, `.txt`, `.html`, `.pdf`, `.docx`): the model learns which heading belongs to which text. It is kept
-#   where that helps your documents; else the stock model stays, and one line says so.
+# - **A folder of documents** (`.md`, `.txt`, `.rst`, `.html`, `.pdf`, `.docx`): the model learns which heading belongs to which text. It is kept
+#   unless your documents' own questions show that it is worse; then the stock model stays, and one line says so.
 #
 # Some of your questions train the model, some choose the weights of the search, and some are for the test alone. A verdict says what
 # training adds to the search, and whether the search beats the strongest simple method: BM25, the stock model, both fused by rank, or a
@@ -68,8 +68,7 @@
 #
 # {own data} It may be a folder of documents, one document, or a `.csv`, `.tsv`, `.jsonl` or `.parquet` with a question and an answer in each row
 # (`question` and `answer`, or `anchor` and `positive`), a `text` and its `category`, or a `text` alone. A folder may hold both documents and
-# such files. A folder in BEIR's layout brings its own questions. 0 = choose for me. Every setting is checked before anything is
-# downloaded. Never paste API keys here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# such files. 0 = choose for me. Every setting is checked before anything is downloaded. Never paste API keys here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.lejepa.parameters.EmbeddingParameters
@@ -115,8 +114,6 @@ collection = data.load(
     spans=spans,
     limit=min(limit, params.max_seq_length),
 )
-for note in collection.notes:
-    print(note)
 print(collection.passages[0].text[:400])
 
 # %% [markdown]
@@ -177,19 +174,18 @@ from helpers.lejepa.evaluation import (
     simple,
     verdicts,
 )
-from helpers.lejepa.model import Embeddings
 from helpers.lejepa.standalone import unit
+from helpers.train.sentence_encoder import encode
 
 dev, test = Judge(collection, collection.dev), Judge(collection, collection.test)
 judges = [judge for judge in (dev, test) if judge.asked]
 texts = dev.texts
 if machine.kind in ("cuda", "xla"):
     backbone = backbone.to(machine.device)
-embed = Embeddings(run.path / "embeddings")
-stock_NK = embed(backbone, texts, "document")
+stock_NK = encode(backbone, texts, "document")
 measured, rivals = {}, {}
 for judge in judges:
-    questions_QK = embed(backbone, judge.asked, "query")
+    questions_QK = encode(backbone, judge.asked, "query")
     measured[judge] = {STOCK: judge.measure(questions_QK, stock_NK)}
     rivals[judge] = {BY_RANK: judge.by_rank(questions_QK, stock_NK)}
     answers = [passage.document for passage in judge.passages]
@@ -214,7 +210,7 @@ if dev in measured:
 import dataclasses
 
 from helpers.lejepa.model import GaussianEmbeddingGemma, principal_head
-from helpers.lejepa.training import fit_lengths, fit_recipe, make_plan
+from helpers.lejepa.training import fit_lengths, make_plan
 
 weight_KD = principal_head(stock_NK, params.output_dim)
 model = GaussianEmbeddingGemma(backbone, weight_KD)
@@ -222,9 +218,8 @@ weights = {"sigreg_weight": params.sigreg_weight, "contrastive_weight": params.c
 loss = LeJEPALoss(model, **weights, seed=params.seed)
 lengths = fit_lengths(model, collection.training, views, params.train_length, machine)
 print("tokens that are read in training:", ", ".join(f"{name} {length}" for name, length in lengths.items()))
-recipe = fit_recipe(collection.training, spans, params.train_length, machine.kind)
 chosen = {"batch_size": params.batch_size, "learning_rate": params.learning_rate, "max_steps": params.max_steps}
-plan = make_plan(loss, recipe, lengths, machine, **chosen)
+plan = make_plan(loss, collection.training, spans, lengths, machine, **chosen)
 machine = dataclasses.replace(machine, precision=plan.precision)
 tables.show(plan.rows())
 
@@ -232,7 +227,7 @@ tables.show(plan.rows())
 # ## Train
 #
 # The rows are plain pairs of texts. No answer is twice in a batch, since it would be its own negative. `trainer.state.log_history` has
-# each term of the loss, with its weight.
+# each term of the loss, with its weight, where a batch fits into memory at once and the device is no TPU.
 # The last table shows what the run cost, measured: `mfu` is the share of the named datasheet peak that was used. On a TPU
 # `compiles` stays below twenty, however many steps there are: more means that shapes change.
 
@@ -258,9 +253,9 @@ tables.show(trainer.meter.rows(cost["train"], cost.get("xla")))
 # %%
 import pandas
 
-trained_NK = embed(trainer.model, texts, "document")
+trained_NK = encode(trainer.model, texts, "document")
 for judge in judges:
-    measured[judge][TRAINED] = judge.measure(embed(trainer.model, judge.asked, "query"), trained_NK)
+    measured[judge][TRAINED] = judge.measure(encode(trainer.model, judge.asked, "query"), trained_NK)
 choice = choose(measured.get(dev, {}), default, collection.kind)
 decided = []
 if test in measured:
@@ -268,7 +263,7 @@ if test in measured:
     means = pandas.Series({name: value_Q.mean() for name, value_Q in values.items()})
     title = f"nDCG@10 on {len(test.asked)} test {collection.kind}, divided {collection.split}"
     tables.show([{"search": name, "nDCG@10": float(mean)} for name, mean in means.items()], title)
-    decided = [verdict.row() for verdict in verdicts(measured[test], rivals[test], choice)]
+    decided = verdicts(measured[test], rivals[test], choice)
     for line in trainer.unfinished():
         print(line)
     tables.show(decided, "Verdict, of one training")
@@ -291,7 +286,6 @@ print(f"kept: {choice.model}, searched by {choice.mixes[choice.model]} ({choice.
 from sentence_transformers import SentenceTransformer
 
 from helpers.lejepa import search
-from helpers.train.sentence_encoder import encode
 
 search.export(trainer.model, run.path / "model")
 reloaded = SentenceTransformer(str(run.path / "model"), device="cpu").to(backbone.device)
@@ -301,7 +295,7 @@ if difference > 1e-2:
     raise RuntimeError(f"the model saved in {run.path / 'model'} differs from the one in memory")
 kept_model = {STOCK: backbone, TRAINED: trainer.model}[choice.model]
 passages = collection.searched(collection.past + collection.dev + collection.test if collection.past else [])
-vectors_NK = embed(kept_model, [passage.text for passage in passages], "document")
+vectors_NK = encode(kept_model, [passage.text for passage in passages], "document")
 mix = choice.mixes[choice.model]
 search.save(run.path / "search", kept_model, passages, vectors_NK, mix)
 say_changed(params, globals())
@@ -333,7 +327,7 @@ print(results_file)
 # @title Search {display-mode: "form"}
 question = ""  # @param {type:"string"}
 question = question or (collection.test[0].text if collection.test else collection.passages[0].text[:60])
-results = search.load(run.path / "search").search(question)
+results = search.load(run.path / "search")(question)
 tables.show([{"score": score, "document": name, "passage": text[:300]} for score, name, text in results], question)
 
 # %% [markdown]

@@ -1,11 +1,13 @@
 """Collections from files, folders and hub sets: what is searchable, what trains, and what chooses and tests."""
 
+import json
 import os
 import sys
 
 import pytest
 
 from helpers.data import words
+from helpers.data.data_source import Place
 from helpers.lejepa import data, documents, sample
 from helpers.lejepa.documents import Passage
 from tests.harness import printed, write
@@ -106,7 +108,6 @@ def test_where_answers_repeat_questions_are_divided_and_each_answer_keeps_questi
     assert len(collection.past) + len(collection.dev) + len(collection.test) == 239
     assert len(collection.dev) == len(collection.test) == 47  # a fifth each
     assert owners(collection.past) == owners(collection.dev) == owners(collection.test)
-    assert collection.notes == ("columns that are not used: agent",)
     searched = collection.searched(collection.past)
     assert len(searched) == 12 + len(collection.past)
     assert searched[-1].text == collection.past[-1].text and searched[-1].shown.endswith(searched[-1].answer)
@@ -172,25 +173,22 @@ def test_training_is_the_same_in_every_process(tmp_path):
     assert first == second
 
 
-# ---- judged collections
-
-
-def beir(folder, questions=12):
-    corpus = [*rows(40, _id="d{n}", title="Title {n} of {word}", text="Body {n} of the text"), {"_id": "e", "text": ""}]
-    asked = [{"_id": f"q{n}", "text": f"who knows {n}?"} for n in range(questions)]
-    lines = [f"q{n}\td{n % 40}\t{1 if n else 0}" for n in range(questions)]
-    judged = "query-id\tcorpus-id\tscore\n" + "\n".join(lines)
-    return str(write(folder, {"corpus.jsonl": corpus, "queries.jsonl": asked, "qrels/test.tsv": judged}))
-
-
-@pytest.mark.parametrize(("questions", "dev", "test"), [(12, 0, 11), (61, 30, 30)])
-def test_a_few_judged_questions_are_the_test_half_of_more_choose_and_all_titles_train(tmp_path, questions, dev, test):
-    collection = data.load(beir(tmp_path, questions))
-    assert (len(collection.dev), len(collection.test)) == (dev, test)  # the score of one is 0
-    assert (collection.kind, collection.past) == ("questions", [])
-    examples = {(example.question, example.texts[0]) for example in collection.training}
-    assert len(examples) == 40 and ("Title 3 of delta", "Body 3 of the text") in examples
-    assert len(collection.passages) == 40  # the empty document has nothing to search
+def test_judged_questions_of_a_hub_set_are_past_questions_about_its_documents(tmp_path):
+    """A local folder of three subsets, as datasets reads one of the hub."""
+    corpus = rows(60, _id="d{n}", title="Title {n} of {word}", text="Body {n} of the text")
+    asked = rows(61, _id="q{n}", text="who knows {n}?")
+    judged = [{"query-id": f"q{n}", "corpus-id": f"d{n % 60}", "score": 1 if n else 0} for n in range(61)]
+    judged.append({"query-id": "q1", "corpus-id": "gone", "score": 1})
+    configs = [{"config_name": name, "data_files": f"{name}.jsonl"} for name in data.SUBSETS]
+    files = dict(zip((f"{name}.jsonl" for name in data.SUBSETS), (corpus, asked, judged), strict=True))
+    write(tmp_path, files | {"README.md": f"---\n{json.dumps({'configs': configs})}\n---\n"})
+    texts = data._from_hub(Place(str(tmp_path), "x"))
+    assert texts[:60:59] == [
+        Passage(f"d{n}", f"Title {n} of {WORDS[n % 12]}", f"Body {n} of the text") for n in (0, 59)
+    ]
+    assert texts[60] == Passage("d1", "", "who knows 1?", answer=texts[1].text) and len(texts) == 60 + 60
+    documents, questions, kind = data._content(texts)
+    assert (documents, len(questions), kind) == (texts[:60], 60, "past questions")
 
 
 # ---- what a user can do wrong
@@ -223,16 +221,13 @@ def test_a_folder_names_every_file_that_was_not_read_and_reads_the_others(tmp_pa
     assert len(collection.documents) == 12 + 1 + 2 and collection.kind == "past questions"
     printed = capsys.readouterr().out
     assert "passed over: {'.png': 1}" in printed and printed.count("not read: ") == 3
-    assert "not read: brief.docx: needs the package python-docx: pip install python-docx" in printed
-    assert "not read: empty.md: holds no text" in printed and "not read: other.csv: " in printed
+    assert "not read: brief.docx needs the package python-docx: pip install python-docx" in printed
+    assert "not read: empty.md holds no text" in printed and "not read: other.csv: " in printed
 
 
-def test_a_folder_without_documents_and_judgements_of_unknown_questions_are_named(tmp_path):
+def test_a_folder_without_documents_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"no file that can be read here \(\.md"):
         data.load(str(tmp_path))
-    folder = beir(tmp_path)
-    (tmp_path / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq99\td1\t1")
-    assert data.load(folder).kind == "headings"  # said in a line of what is set aside
 
 
 # ---- formats
@@ -241,7 +236,6 @@ def test_a_folder_without_documents_and_judgements_of_unknown_questions_are_name
 FORMATS = {
     "a.md": "---\ntitle: x\n---\n# One\nfirst\n\n## Two\nsecond\n",
     "b.markdown": "One\n===\nfirst\n\nTwo\n---\nsecond\n",
-    "c.rst": "===\nOne\n===\n\nfirst\n\nTwo\n---\n\nsecond\n",
     "d.html": "<head><title>x</title></head><nav>menu</nav><h1>One</h1><p>fi<b>rst</b></p><script>x()</script><h2>Two</h2><li>second",
 }
 

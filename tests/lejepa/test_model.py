@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from helpers.data.hub import MINILM, MPNET
-from helpers.lejepa.model import Embeddings, GaussianEmbeddingGemma, principal_head, token_spans
+from helpers.lejepa.model import GaussianEmbeddingGemma, principal_head, token_spans
 from helpers.lejepa.parameters import AUTO, choose_base_model
 from helpers.train.sentence_encoder import encode
 from helpers.train.sentence_encoder import load_sentence_encoder as load_backbone
@@ -79,28 +78,3 @@ def test_a_passage_has_the_tokens_that_the_model_reads_beside_its_prompt(backbon
     assert limit == backbone.max_seq_length - 2
     read = backbone.preprocess(["red " * limit])["input_ids"]
     assert read.shape[1] == backbone.max_seq_length == len(spans("red " * limit)) + 2
-
-
-def test_only_new_texts_are_embedded_whatever_is_left_of_a_cache(backbone, tmp_path):
-    embed, counted = Embeddings(tmp_path / "kept"), []
-    backbone.register_forward_pre_hook(lambda module, inputs: counted.append(len(inputs[0]["input_ids"])))
-    first = embed(backbone, TEXTS[:8], "document")
-    assert np.allclose(first, encode(backbone, TEXTS[:8], "document"), atol=1e-6)
-    counted.clear()
-    again = Embeddings(tmp_path / "kept")(backbone, [*TEXTS[4:8], "a new text", *TEXTS[:2]], "document")
-    assert sum(counted) == 1 and np.allclose(again[:4], first[4:8], atol=1e-6)
-    backbone[0].auto_model.embeddings.word_embeddings.weight.data[0] += 1  # another model
-    counted.clear()
-    embed(backbone, TEXTS[:8], "document")
-    assert sum(counted) == 8
-    for file in (tmp_path / "kept").iterdir():
-        file.write_bytes(file.read_bytes()[:100])  # cut off by a full disk
-    assert embed(backbone, TEXTS[:2], "document").shape == (2, 64)
-
-
-def test_encoding_leaves_a_model_in_training_as_it_was(backbone):
-    backbone.train()
-    torch.manual_seed(0)
-    first = encode(backbone, TEXTS[:4], "query")
-    assert backbone.training and np.array_equal(first, encode(backbone, TEXTS[:4], "query"))
-    backbone.eval()
