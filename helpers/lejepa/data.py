@@ -281,7 +281,7 @@ def _content(texts: list[Passage]) -> tuple[list[Passage], list[Question], str]:
             if text.document not in documents:
                 answers[text.document] = Passage(text.document, "", text.answer)
             owners[spellings.setdefault(_fold(text.body), text.body)].add(text.document)
-        return sections + [*answers.values()], _questions(owners), "past questions"
+        return [*sections, *answers.values()], _questions(owners), "past questions"
     for section in sections:
         if len(words.spans(section.heading)) in HEADING_WORDS:
             owners[section.heading].add(section.document)
