@@ -76,7 +76,7 @@ def man_pages(folder: Path, spans, limit: int) -> Collection:
         collection = data.load(str(file), spans=spans, limit=limit)
     order = random.Random(0).sample(collection.documents, len(collection.documents))
     trains = {*order[:MAN_PAIRS]}
-    training = data._from_passages(passage for passage in collection.passages if passage.document in trains)
+    training = data.from_passages(passage for passage in collection.passages if passage.document in trains)
     titles = {passage.document: passage.heading for passage in collection.passages}
     asked = [Question(titles[name], frozenset([name])) for name in order[MAN_PAIRS:]]
     sides = {"dev": asked[:MAN_DEV], "test": asked[MAN_DEV:]}
@@ -113,7 +113,7 @@ def banking77(folder: Path) -> Collection:
         split="by question",
         passages=passages,
         past=past,
-        training=data._from_questions(past, data._bodies(passages)),
+        training=data.from_questions(past, passages),
         dev=[question for question in asked if question.answers <= choosing],
         test=[question for question in asked if not question.answers <= choosing],
         name="banking77",

@@ -6,7 +6,6 @@ same answers test, else questions about answers that no training pair has. *A fo
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import json
@@ -36,6 +35,7 @@ COLUMNS = (
     "name the columns `question` and `answer` (or anchor, query and positive) for past questions, or `text` (perhaps `title`) "
     "for documents"
 )
+JUDGEMENT = ("query-id", "corpus-id", "score")
 SUBSETS = ("corpus", "queries", "default")  # of a hub set in MTEB's layout
 SEPARATORS = (r"\n\s*\n", r"\n")  # of a single document without sections
 PASSAGE_WORDS = 180  # where no model counts: about 256 tokens of English
@@ -70,14 +70,9 @@ class Collection(DataSource):
     dev: list[Question]
     test: list[Question]
 
-    @functools.cached_property
+    @property
     def documents(self) -> list[str]:
         return list(dict.fromkeys(passage.document for passage in self.passages))
-
-    @property
-    def answers_repeat(self) -> bool:
-        """Whether past questions have the answers that new questions ask for, so that a classifier can learn them."""
-        return bool(_owners(self.past) & _owners(self.dev + self.test))
 
     def searched(self, past: Sequence[Question]) -> list[Passage]:
         """All passages, and each of the past questions as one more passage of its answer."""
@@ -112,11 +107,10 @@ def load(
         passages += cut(section, spans, limit)
     draw = random.Random(seed)
     parts, split = _divide(draw.sample(questions, len(questions)), kind, draw)
-    if parts["past"]:
-        training = _from_questions(parts["past"], _bodies(passages))
-    else:
+    training = from_questions(parts["past"], passages)
+    if not training:
         held_out = _owners(parts["dev"] + parts["test"])
-        training = _from_passages(passage for passage in passages if passage.document not in held_out)
+        training = from_passages(passage for passage in passages if passage.document not in held_out)
     if len(training) < LEAST_BATCH:
         raise ValueError(
             f"{place.source}: {len(training)} different texts to train on; at least {LEAST_BATCH} are needed. "
@@ -197,20 +191,14 @@ def _from_hub(place: Place) -> list[Passage]:
             number_rows(datasets.load_dataset(place.value, subset, split="all", revision=REVISIONS.get(place.value)))
             for subset in SUBSETS
         )
-    documents = {}
-    for document in _convert(corpus, _document, place.source):
-        documents[document.document] = document
-    questions = {str(row.values["_id"]): row.values["text"] for row in queries}
-
-    def pair(row: Row) -> Passage:
-        try:
-            document = documents[str(row.values["corpus-id"])]
-            return Passage(document.document, "", questions[str(row.values["query-id"])].strip(), document.text)
-        except KeyError as error:
-            raise Unusable(f"no query or document {error}") from None
-
-    relevant = [row for row in judgements if float(row.values["score"]) > 0]
-    return [*documents.values(), *_convert(relevant, pair, place.source)]
+    texts = _convert(corpus, _document, place.source)
+    bodies = {text.document: text.text for text in texts}
+    questions = {str(row.values["_id"]): row.values["text"].strip() for row in queries}
+    for row in judgements:
+        query, document, score = (str(row.values[column]) for column in JUDGEMENT)
+        if document in bodies and float(score) > 0:
+            texts.append(Passage(document, "", questions[query], bodies[document]))
+    return texts
 
 
 def _convert(rows: Iterable[Row], convert, source: str) -> list[Passage]:
@@ -274,12 +262,11 @@ def _content(texts: list[Passage]) -> tuple[list[Passage], list[Question], str]:
     past = [text for text in texts if text.answer]
     owners: dict[str, set[str]] = defaultdict(set)
     if past:
-        documents = {section.document for section in sections}
-        answers = {}
+        answers = {text.document: Passage(text.document, "", text.answer) for text in past}
+        for section in sections:
+            answers.pop(section.document, None)
         spellings: dict[str, str] = {}
         for text in past:
-            if text.document not in documents:
-                answers[text.document] = Passage(text.document, "", text.answer)
             owners[spellings.setdefault(_fold(text.body), text.body)].add(text.document)
         return [*sections, *answers.values()], _questions(owners), "past questions"
     for section in sections:
@@ -298,16 +285,16 @@ def _divide(questions: list[Question], kind: str, draw: random.Random) -> tuple[
     counts = Counter(itertools.chain.from_iterable(question.answers for question in questions))
     repeated = [question for question in questions if min(counts[name] for name in question.answers) > 1]
     if kind == "past questions" and 2 * len(repeated) > len(questions):
-        return _divide_by_question(questions), "by question: each answer has other questions for training"
+        return _share(questions), "by question: most answers have other questions for training"
     answers = sorted(_owners(questions))
     draw.shuffle(answers)
     parts = {}
     for name, share in _share(answers).items():  # a question whose answers are on two sides is left out
         side = set(share)
         parts[name] = [question for question in questions if question.answers <= side]
-    if kind == "past questions":
-        return parts, "by answer: answers of dev and test questions are not used for training"
-    return parts | {"past": []}, "by document: documents of dev and test questions are not used for training"
+    if kind == "headings":
+        parts["past"] = []
+    return parts, "by answer: documents of dev and test questions are not used for training"
 
 
 def _share(items: list) -> dict[str, list]:
@@ -316,20 +303,10 @@ def _share(items: list) -> dict[str, list]:
     return {"dev": items[:quota], "test": items[quota : 2 * quota], "past": items[2 * quota :]}
 
 
-def _divide_by_question(questions: list[Question]) -> dict[str, list[Question]]:
-    """A question of which an answer has no question left that trains, trains itself."""
-    parts = _share(questions)
-    learned = _owners(parts["past"])
-    for name in ("dev", "test"):
-        parts["past"] += [question for question in parts[name] if not question.answers <= learned]
-        parts[name] = [question for question in parts[name] if question.answers <= learned]
-    return parts
-
-
 # ---- training
 
 
-def _from_passages(passages: Iterable[Passage]) -> list[Example]:
+def from_passages(passages: Iterable[Passage]) -> list[Example]:
     examples = {}
     for passage in passages:
         key = _fold(passage.heading or passage.body)
@@ -337,12 +314,13 @@ def _from_passages(passages: Iterable[Passage]) -> list[Example]:
     return [*examples.values()]
 
 
-def _from_questions(past: list[Question], bodies: dict[str, str]) -> list[Example]:
+def from_questions(past: list[Question], passages: list[Passage]) -> list[Example]:
     """A question with its answer, and with other past questions about it."""
     questions: dict[str, list[str]] = defaultdict(list)
     for question in past:
         for name in sorted(question.answers):
             questions[name].append(question.text)
+    bodies = _bodies(passages)
     examples = []
     for name, texts in questions.items():
         for place, text in enumerate(texts):

@@ -6,9 +6,7 @@ for section in read_document(path, name):        # ValueError for a file that ca
 
 from __future__ import annotations
 
-import bisect
 import importlib
-import logging
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -25,13 +23,14 @@ FRONT_MATTER = re.compile(r"\A\s*(---|\+\+\+)[ \t]*\n.*?^\1[ \t]*$", re.DOTALL |
 TITLE = re.compile(r"\A\s*(?!#)([^\n]{3,120})(?<![.:,;])\n[ \t]*\n(?!\s*#)")  # a short first line before a blank one
 # Code between fences, where no line is a heading; `## a heading ##`; a line with = or - under it.
 HEADING = re.compile(
-    r"^[ \t]*(```|~~~)(?s:.*?)^[ \t]*\1|^(?P<marks>#{1,6})[ \t]+(?P<text>\S.*?)[ \t#]*$"
+    r"^[ \t]*(?P<code>```|~~~)(?s:.*?)^[ \t]*(?P=code)|^(?P<marks>#{1,6})[ \t]+(?P<text>\S.*?)[ \t#]*$"
     r"|^(?P<line>\S.*)\n(?P<under>=+|--+)[ \t]*$",
     re.MULTILINE,
 )
 UNSEEN = ("script", "style", "nav", "head", "template", "svg", "noscript")  # of HTML
 LINES = ("p", "div", "section", "article", "li", "dt", "dd", "tr", "td", "th", "br", "hr", "pre", "blockquote", "table")
-ENDS = (r"[.!?]\s+|[。！？]", r"\s+")  # of a sentence, of a word
+STYLES = ("Title", *(f"Heading {level}" for level in range(1, 6)))  # of Word
+SENTENCE_END, WORD_END = re.compile(r"(?s).*([.!?]\s+|[。！？])"), re.compile(r"(?s).*\s")  # the last ones
 
 Spans = Callable[[str], list[tuple[int, int]]]
 
@@ -45,16 +44,12 @@ class Passage(NamedTuple):
     @property
     def text(self) -> str:
         """What is embedded and searched: heading and body."""
-        if not self.heading:
-            return self.body
-        return f"{self.heading.rstrip('.')}. {self.body}"
+        return f"{self.heading.rstrip('.')}. {self.body}" if self.heading else self.body
 
     @property
     def shown(self) -> str:
         """What a result shows."""
-        if not self.answer:
-            return self.text
-        return f"{self.body}\n{self.answer}"
+        return f"{self.body}\n{self.answer}" if self.answer else self.text
 
 
 def read_document(path: Path, name: str) -> list[Passage]:
@@ -62,19 +57,14 @@ def read_document(path: Path, name: str) -> list[Passage]:
 
     Raises ValueError, with a message that begins with a verb, for a file that cannot be read or holds no text.
     """
-    suffix = path.suffix.lower()
     try:
-        text = READERS.get(suffix, _markdown)(path)
+        sections = list(_sections(name, READERS.get(path.suffix.lower(), _markdown)(path)))
     except ValueError:
         raise
     except Exception as error:  # a damaged PDF or Word file ends in any error of Python
         raise ValueError(f"cannot be read ({type(error).__name__}: {error})") from error
-    sections = list(_sections(name, text))
     if not sections:
-        reason = "holds no text"
-        if suffix == ".pdf":
-            reason += "; a scanned page needs OCR first"
-        raise ValueError(reason)
+        raise ValueError("holds no text; scanned pages need OCR first")
     return sections
 
 
@@ -82,22 +72,19 @@ def _sections(name: str, text: str) -> Iterator[Passage]:
     """A heading without a text, and without headings below it, is a text."""
     outline: dict[int, str] = {}
     begin = 0
-    headings = [match for match in HEADING.finditer(text) if not match[1]]
-    for match in [*headings, None]:
-        level, end = 0, None
-        if match:
-            marks = match["marks"] or {"=": "#", "-": "##"}[match["under"][0]]
-            level, end = len(marks), match.start()
+    for match in HEADING.finditer(f"{text}\n\n# end"):
+        if match["code"]:
+            continue
+        level = len(match["marks"] or "") or 1 + "=-".index(match["under"][0])
         heading = ": ".join(outline.values())
-        body = text[begin:end].strip()
+        body = text[begin : match.start()].strip()
         if body:
             yield Passage(name, heading, body)
-        elif level <= max(outline, default=-1):
+        elif level <= max(outline, default=0):
             yield Passage(name, "", heading)
-        if match:
-            begin = match.end()
-            outline = {depth: heading for depth, heading in outline.items() if depth < level}
-            outline[level] = (match["text"] or match["line"]).strip()
+        begin = match.end()
+        outline = {depth: title for depth, title in outline.items() if depth < level}
+        outline[level] = (match["text"] or match["line"]).strip()
 
 
 # ---- formats, as Markdown
@@ -124,7 +111,6 @@ def _html(path: Path) -> str:
 
 
 def _pdf(path: Path) -> str:
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what stops it is raised, and named with the file
     pages = _library("pypdf", "pypdf").PdfReader(path).pages
     return "\n".join(page.extract_text() for page in pages)
 
@@ -135,12 +121,10 @@ def _word(path: Path) -> str:
         if hasattr(block, "rows"):
             for row in block.rows:
                 lines.append(" | ".join(cell.text for cell in row.cells))
-            continue
-        level = re.fullmatch(r"(?:Heading ([1-5])|Title)", block.style.name)
-        marks = ""
-        if level:
-            marks = "#" * (1 + int(level[1] or 0))
-        lines.append(f"{marks} {block.text}".strip())
+        elif block.style.name in STYLES:
+            lines.append(f"{'#' * (1 + STYLES.index(block.style.name))} {block.text}")
+        else:
+            lines.append(block.text)
     return "\n".join(lines)
 
 
@@ -172,18 +156,14 @@ def cut(section: Passage, spans: Spans, limit: int) -> Iterator[Passage]:
         section = section._replace(heading="", body=section.text)
     else:
         room -= heading_tokens + 1
-    body = section.body
-    starts = [start for start, _ in spans(body)]
-    begin = done = 0
-    while len(starts) - done > room:
-        remaining = len(starts) - done
-        count = math.ceil(remaining / math.ceil(remaining / room))
-        first, end = starts[done + count - count // 4], starts[done + count]
-        for pattern in ENDS:
-            match = re.match(f"(?s).*({pattern})", body[first:end])
-            if match:
-                end = first + match.end()
-                break
+    starts = [start for start, _ in spans(section.body)]
+    body, begin = section.body, 0
+    while len(starts) > room:
+        count = math.ceil(len(starts) / math.ceil(len(starts) / room))
+        first, end = starts[count - count // 4], starts[count]
+        last = SENTENCE_END.match(body[first:end]) or WORD_END.match(body[first:end])
+        if last:
+            end = first + last.end()
         yield section._replace(body=body[begin:end].strip())
-        begin, done = end, bisect.bisect_left(starts, end)
+        begin, starts = end, [start for start in starts if start >= end]
     yield section._replace(body=body[begin:].strip())

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import rankdata
 
 from helpers.data.words import RUNS
 from helpers.lejepa.data import Collection, Question
@@ -34,9 +35,8 @@ class Judge:
 
     def __init__(self, collection: Collection, questions: Sequence[Question]):
         self.passages = collection.searched(collection.past)
-        self.texts = [passage.text for passage in self.passages]
-        if collection.kind == "headings":
-            self.texts = [passage.body for passage in self.passages]
+        field = "body" if collection.kind == "headings" else "text"
+        self.texts = [getattr(passage, field) for passage in self.passages]
         self.asked = [question.text for question in questions]
         numbers = {name: number for number, name in enumerate(collection.documents)}
         self.document_N = np.array([numbers[passage.document] for passage in self.passages])
@@ -61,12 +61,11 @@ class Judge:
 
     def by_rank(self, questions_QK: np.ndarray, passages_NK: np.ndarray) -> np.ndarray:
         """nDCG@10 [Q] of embeddings and BM25 fused by rank (Cormack et al. 2009: the sum of 1 / (60 + rank)), which needs no weights."""
-        cosines_QN = unit(questions_QK) @ unit(passages_NK).T
-        total_QN = np.zeros_like(cosines_QN)
-        for scores_QN in (cosines_QN, self.words_QN):
-            order_QN = np.argsort(-scores_QN, kind="stable")
-            total_QN += 1 / (61 + np.argsort(order_QN, kind="stable"))
-        return self.ndcg(total_QN)
+        meaning_QN, words_QN = (
+            1 / (60 + rankdata(-scores_QN, "ordinal", axis=1))
+            for scores_QN in (unit(questions_QK) @ unit(passages_NK).T, self.words_QN)
+        )
+        return self.ndcg(meaning_QN + words_QN)
 
 
 def compare(description: str, ours_Q: np.ndarray, theirs_Q: np.ndarray) -> dict[str, str]:
@@ -85,27 +84,30 @@ class Choice(NamedTuple):
     reason: str
     mixes: dict[str, Mix]
 
+    def search(self, model: str) -> str:
+        return f"{model}, {self.mixes[model]}"
+
 
 def choose(dev: Mapping[str, Table], default: Mix, kind: str) -> Choice:
     """The weights of every model's search, then the model: the trained one, unless its search is worse by more than a standard error.
 
     dev: model -> `Judge.measure`; empty where no question can choose.
     """
-    if not dev or len(dev[STOCK][MEANING]) < FEWEST:
-        reason = f"fewer than {FEWEST} dev questions, so the default"
-        return Choice(STOCK, reason, dict.fromkeys((STOCK, TRAINED), default))
-    mixes = {name: _best(table, default) for name, table in dev.items()}
-    values = {name: dev[name][mix] for name, mix in mixes.items()}
+    mixes = dict.fromkeys((STOCK, TRAINED), default)
+    questions = len(dev[STOCK][MEANING]) if dev else 0
+    if questions < FEWEST:
+        return Choice(STOCK, f"fewer than {FEWEST} dev questions, so the default", mixes)
+    values = {}
+    for name, table in dev.items():
+        best = max(table, key=lambda mix: table[mix].mean())
+        if _clearly_ahead(table[best], table[default]):
+            mixes[name] = best
+        values[name] = table[mixes[name]]
     model = STOCK
     if TRAINED in dev and not _clearly_ahead(values[STOCK], values[TRAINED]):
         model = TRAINED
     means = ", ".join(f"{name} {values_Q.mean():.3f}" for name, values_Q in values.items())
-    return Choice(model, f"nDCG@10 on {len(values[STOCK])} dev {kind}: {means}", mixes)
-
-
-def _best(table: Table, default: Mix) -> Mix:
-    best = max(table, key=lambda mix: table[mix].mean())
-    return best if _clearly_ahead(table[best], table[default]) else default
+    return Choice(model, f"nDCG@10 on {questions} dev {kind}: {means}", mixes)
 
 
 def _clearly_ahead(ours_Q: np.ndarray, theirs_Q: np.ndarray) -> bool:
@@ -121,19 +123,17 @@ def simple(stock: Table, rivals: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
 
 def searches(tables: Mapping[str, Table], choice: Choice) -> dict[str, np.ndarray]:
     """nDCG@10 [Q] of each model in the search that dev questions chose for it."""
-    return {f"{name}, {choice.mixes[name]}": table[choice.mixes[name]] for name, table in tables.items()}
+    return {choice.search(name): table[choice.mixes[name]] for name, table in tables.items()}
 
 
-def verdicts(tables: Mapping[str, Table], rivals: Mapping[str, np.ndarray], choice: Choice) -> list[dict[str, str]]:
+def verdicts(simple: Mapping[str, np.ndarray], searches: Mapping[str, np.ndarray], choice: Choice) -> list[dict]:
     """What training adds with the same helper, and the search that is kept beside the strongest simple method."""
-    values = {name: table[choice.mixes[name]] for name, table in tables.items()}
-    methods = simple(tables[STOCK], rivals)
-    strongest = max(methods, key=lambda name: methods[name].mean())
+    trained, stock = (searches[choice.search(name)] for name in (TRAINED, STOCK))
+    strongest = max(simple, key=lambda name: simple[name].mean())
     kept = f"the search that is kept, over the strongest simple method: {strongest}"
-    added = "what training adds (the whole model, each with BM25 as dev chose)"
     return [
-        compare(added, values[TRAINED], values[STOCK]),
-        compare(kept, values[choice.model], methods[strongest]),
+        compare("what training adds (the whole model, each with BM25 as dev chose)", trained, stock),
+        compare(kept, searches[choice.search(choice.model)], simple[strongest]),
     ]
 
 

@@ -125,19 +125,12 @@ def sums_at_knots(u_VNM: torch.Tensor, knots_P: torch.Tensor) -> torch.Tensor:
 # ---- devices
 
 
-def processes() -> int:
-    """How many processes hold rows of the batch."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size()
-    return 1
-
-
 def over_processes(sums: torch.Tensor) -> torch.Tensor:
     """The sum over all processes that hold rows of the batch. Its gradient is multiplied by their number, and DDP's mean divides by it.
 
     A tensor on XLA is the whole batch already.
     """
-    if sums.device.type == "xla" or processes() == 1:
+    if sums.device.type == "xla" or not dist.is_initialized():
         return sums
     from torch.distributed.nn.functional import all_reduce
 
@@ -183,24 +176,26 @@ class LeJEPALoss(CachedLossMixin, nn.Module):
         self.sigreg_weight, self.contrastive_weight = sigreg_weight, contrastive_weight
         self.sigreg = SIGReg(seed=seed)
         self.ranking = MultipleNegativesRankingLoss(
-            model, scale=SCALE, directions=DIRECTIONS, gather_across_devices=processes() > 1
+            model, scale=SCALE, directions=DIRECTIONS, gather_across_devices=dist.is_initialized()
         )
 
-    def terms(self, z_VNK: torch.Tensor) -> dict[str, torch.Tensor]:
+    def terms(self, embeddings_VNK: torch.Tensor) -> dict[str, torch.Tensor]:
         """Each term with its weight. In evaluation SIGReg has the slices of step 0."""
-        invariance = (z_VNK - z_VNK.mean(0)).square().mean()
         step = 0
         if self.training:
             step = self.step
-        sigreg = self.sigreg(z_VNK, step)
-        contrastive = torch.zeros_like(invariance)
-        if self.contrastive_weight:
-            contrastive = self.ranking.compute_loss_from_embeddings([*z_VNK], None)
-        return {
-            "invariance": (1 - self.sigreg_weight) * invariance,
-            "sigreg": self.sigreg_weight * sigreg,
-            "contrastive": self.contrastive_weight * contrastive,
-        }
+            self.step += 1
+        with torch.autocast(embeddings_VNK.device.type, enabled=False):
+            z_VNK = embeddings_VNK.float()
+            invariance = (z_VNK - z_VNK.mean(0)).square().mean()
+            terms = {
+                "invariance": (1 - self.sigreg_weight) * invariance,
+                "sigreg": self.sigreg_weight * self.sigreg(z_VNK, step),
+            }
+            if self.contrastive_weight:
+                contrastive = self.ranking.compute_loss_from_embeddings([*z_VNK], None)
+                terms["contrastive"] = self.contrastive_weight * contrastive
+        return terms
 
     def forward(self, sentence_features, labels=None):
         """The terms, which the trainer adds up and logs. Of a batch in parts, and on XLA, where a log would wait, their sum."""
@@ -208,22 +203,14 @@ class LeJEPALoss(CachedLossMixin, nn.Module):
         if self.mini_batch_size:
             return self.forward_cached(columns)
         embeddings_VNK = torch.stack([self.model(column)["sentence_embedding"] for column in columns])
-        terms = self.next_terms(embeddings_VNK)
+        terms = self.terms(embeddings_VNK)
         if embeddings_VNK.device.type == "xla":
             return sum(terms.values())
         return terms
 
-    def next_terms(self, embeddings_VNK: torch.Tensor) -> dict[str, torch.Tensor]:
-        with torch.autocast(embeddings_VNK.device.type, enabled=False):
-            terms = self.terms(embeddings_VNK.float())
-        if self.training:
-            self.step += 1
-        return terms
-
     def calculate_loss(self, reps, labels=None, *, with_backward=False):
         """The loss from embeddings: for each view a list of parts [n, K]. with_backward: as CachedLossMixin asks for."""
-        embeddings_VNK = torch.stack([torch.cat(parts) for parts in reps])
-        loss = sum(self.next_terms(embeddings_VNK).values())
+        loss = sum(self.terms(torch.stack([torch.cat(parts) for parts in reps])).values())
         if with_backward:
             loss.backward()
             loss = loss.detach()

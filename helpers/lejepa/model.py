@@ -55,12 +55,7 @@ def principal_head(x_ND: np.ndarray, output_dim: int = 0) -> torch.Tensor:
 
 def GaussianEmbeddingGemma(backbone: SentenceTransformer, weight_KD: torch.Tensor) -> SentenceTransformer:
     """The model that LeJEPA trains: a copy of the backbone with a linear head, such as `principal_head` fits to documents."""
-    modules = [*copy.deepcopy(encoder_on_cpu(backbone)), linear_head(weight_KD)]
-    return SentenceTransformer(modules=modules, prompts=backbone.prompts, device="cpu")
-
-
-def linear_head(weight_KD: torch.Tensor) -> Dense:
     K, D = weight_KD.shape
-    head = Dense(D, K, activation_function=torch.nn.Identity())
-    head.linear.load_state_dict({"weight": weight_KD, "bias": torch.zeros(K)})
-    return head
+    head = Dense(D, K, activation_function=torch.nn.Identity(), init_weight=weight_KD, init_bias=torch.zeros(K))
+    modules = [*copy.deepcopy(encoder_on_cpu(backbone)), head]
+    return SentenceTransformer(modules=modules, prompts=backbone.prompts, device="cpu")

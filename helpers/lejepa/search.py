@@ -34,8 +34,7 @@ class Mix(NamedTuple):
             return "meaning alone"
         if not self.meaning:
             return "BM25 alone"
-        weight = "" if self.words == 1 else f"{self.words:g} "
-        return f"meaning + {weight}BM25"
+        return f"meaning + {self.words:g} BM25"
 
 
 def lexical_index(texts: Sequence[str]) -> Bm25:
@@ -56,7 +55,7 @@ def save(
     embeddings_NK: of the passages' texts, by this model, in fp32. What was in the folder is deleted.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    export(model, folder / "model")
+    encoder_on_cpu(model).save_pretrained(str(folder / "model"), create_model_card=False)
     index = faiss.IndexFlatIP(embeddings_NK.shape[1])
     index.add(unit(embeddings_NK))
     (folder / "index.faiss").write_bytes(faiss.serialize_index(index).tobytes())
@@ -71,14 +70,6 @@ def save(
     script = script.replace(own_words, inspect.getsource(words))
     (folder / "search.py").write_text(script, encoding="utf-8")
     return folder
-
-
-def export(model: SentenceTransformer, folder: Path) -> None:
-    """Saves a model for `SentenceTransformer(folder)`, without asking the hub for a licence or embedding examples."""
-    model = encoder_on_cpu(model)
-    model.model_card_data.local_files_only = True
-    model.model_card_data.generate_widget_examples = False
-    model.save_pretrained(str(folder))
 
 
 def load(folder: Path) -> Any:

@@ -24,69 +24,12 @@ from helpers.lejepa.documents import Spans
 from helpers.lejepa.parameters import EmbeddingParameters, recipe
 from helpers.machine.runtime import Runtime
 from helpers.plan import settings
-from helpers.plan.settings import Plan
 from helpers.train.arguments import training_arguments
 from helpers.train.sentence_encoder import SentenceEncoderTrainer
 
 LENGTH_STEP = 32  # tokens; lengths on XLA are multiples of it
 COUNTED = 200  # examples whose tokens are counted
-
-
-def fit_lengths(
-    model: SentenceTransformer, examples: list[Example], views, longest: int, runtime: Runtime
-) -> dict[str, int]:
-    """The tokens at which the texts of each column of `pairs` are cut.
-
-    `longest`, but on XLA, which compiles one length a column and pads each text to it, what 99 of 100 texts need.
-    """
-    rows = pairs(examples, views, 1, len({example.key for example in examples}), seed=0)
-    lengths = dict.fromkeys(rows.column_names, longest)
-    if runtime.kind == "xla":
-        for name, prompt in prompts(model, rows).items():
-            texts = [prompt + text for text in rows[name]]
-            needed = np.quantile([len(ids) for ids in model.tokenizer(texts)["input_ids"]], 0.99)
-            lengths[name] = min(longest, LENGTH_STEP * math.ceil(needed / LENGTH_STEP))
-    return lengths
-
-
-def prompts(model: SentenceTransformer, rows: Dataset) -> dict[str, str]:
-    """The model's prompt for each of the two columns."""
-    tasks = zip(rows.column_names, ("query", "document"), strict=True)
-    return {name: model.prompts.get(task) or "" for name, task in tasks}
-
-
-def make_plan(
-    loss: nn.Module, examples: list[Example], spans: Spans, lengths: dict[str, int], runtime: Runtime, **by_user
-) -> Plan:
-    """Settings of a run whose columns are cut at `lengths`; a micro-batch is a part of a cached gradient.
-
-    spans: the tokens of the model, which are counted, since the recipe on a CPU depends on them. by_user: as `plan` takes them.
-    Raises as `plan` does.
-    """
-    counted = examples[:COUNTED]
-    tokens = 0
-    for example in counted:
-        for text, length in zip((example.question, example.texts[0]), lengths.values(), strict=True):
-            tokens += min(length, len(spans(text)))
-    answers = len({example.key for example in examples})
-    chosen = recipe(len(examples), answers, tokens / len(counted), sum(lengths.values()), runtime.kind)
-    if loss.model[0].auto_model.config.model_type.startswith("gemma3"):
-        chosen = dataclasses.replace(chosen, fp16=False)
-
-    def batch(size: int) -> list[dict[str, torch.Tensor]]:
-        return blank_columns(lengths.values(), size)
-
-    return settings.plan(chosen, loss, lambda loss, columns: loss(columns), batch, runtime, **by_user)
-
-
-def blank_columns(lengths: Iterable[int], size: int) -> list[dict[str, torch.Tensor]]:
-    """Columns of texts of these lengths, as the loss takes them, whose tokens mean nothing."""
-    columns = []
-    for length in lengths:
-        mask = torch.ones(size, length, dtype=torch.long)
-        mask[0, -1] = 0  # as where texts are padded: attention gets a mask
-        columns.append({"input_ids": torch.ones_like(mask), "attention_mask": mask})
-    return columns
+COLUMNS = {"anchor": "query", "positive": "document"}  # of the rows, with the task whose prompt they get
 
 
 def pairs(examples: list[Example], views, steps: int, batch_size: int, seed: int) -> Dataset:
@@ -107,19 +50,73 @@ def pairs(examples: list[Example], views, steps: int, batch_size: int, seed: int
     turns = {answer: itertools.cycle(several) for answer, several in by_answer.items()}
     rows: list[tuple[str, str]] = []
     answers: list[str] = []
-    while len(rows) < steps * batch_size:
+    for _ in range(steps):
         if len(answers) < batch_size:
             answers = draw.sample([*turns], len(turns))
-        batch, answers = answers[:batch_size], answers[batch_size:]
-        for answer in batch:
-            example = next(turns[answer])
-            passage, *others = example.texts
-            texts = [passage]
-            if others:
-                texts.append(draw.choice(others))
-            rows.append(views(example.question, texts, draw))
-    anchors, positives = zip(*rows, strict=True)
-    return Dataset.from_dict({"anchor": anchors, "positive": positives})
+        for answer in answers[:batch_size]:
+            question, (passage, *others), _ = next(turns[answer])
+            other = [draw.choice(others)] if others else []
+            rows.append(views(question, [passage, *other], draw))
+        answers = answers[batch_size:]
+    return Dataset.from_dict(dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)))
+
+
+def prompts(model: SentenceTransformer) -> dict[str, str]:
+    """The model's prompt for each column."""
+    return {column: model.prompts.get(task) or "" for column, task in COLUMNS.items()}
+
+
+def fit_lengths(
+    model: SentenceTransformer, examples: list[Example], views, longest: int, runtime: Runtime
+) -> dict[str, int]:
+    """The tokens at which the texts of each column of `pairs` are cut.
+
+    `longest`, but on XLA, which compiles one length a column and pads each text to it, what 99 of 100 texts need.
+    """
+    lengths = dict.fromkeys(COLUMNS, longest)
+    if runtime.kind == "xla":
+        rows = pairs(examples, views, 1, len({example.key for example in examples}), seed=0)
+        for column, prompt in prompts(model).items():
+            ids = model.tokenizer([prompt + text for text in rows[column]])["input_ids"]
+            needed = np.quantile([*map(len, ids)], 0.99)
+            lengths[column] = min(longest, LENGTH_STEP * math.ceil(needed / LENGTH_STEP))
+    return lengths
+
+
+def make_plan(
+    loss: nn.Module, examples: list[Example], spans: Spans, lengths: dict[str, int], runtime: Runtime, **by_user
+) -> settings.Plan:
+    """Settings of a run whose columns are cut at `lengths`; a micro-batch is a part of a cached gradient.
+
+    spans: the tokens of the model, which are counted, since the recipe on a CPU depends on them. by_user: as `plan` takes them.
+    Raises as `plan` does.
+    """
+    anchor, positive = lengths.values()
+    tokens = []
+    for example in examples[:COUNTED]:
+        tokens.append(min(anchor, len(spans(example.question))) + min(positive, len(spans(example.texts[0]))))
+    answers = len({example.key for example in examples})
+    chosen = recipe(len(examples), answers, sum(tokens) / len(tokens), anchor + positive, runtime.kind)
+    if loss.model[0].auto_model.config.model_type.startswith("gemma3"):
+        chosen = dataclasses.replace(chosen, fp16=False)
+    return settings.plan(
+        chosen,
+        loss,
+        lambda loss, columns: loss(columns),
+        lambda size: blank_columns(lengths.values(), size),
+        runtime,
+        **by_user,
+    )
+
+
+def blank_columns(lengths: Iterable[int], size: int) -> list[dict[str, torch.Tensor]]:
+    """Columns of texts of these lengths, as the loss takes them, whose tokens mean nothing."""
+    columns = []
+    for length in lengths:
+        mask = torch.ones(size, length, dtype=torch.long)
+        mask[0, -1] = 0  # as where texts are padded: attention gets a mask
+        columns.append({"input_ids": torch.ones_like(mask), "attention_mask": mask})
+    return columns
 
 
 class LeJEPATrainer(SentenceEncoderTrainer):
@@ -164,24 +161,24 @@ def new_trainer(
     loss: nn.Module,
     rows: Dataset,
     params: EmbeddingParameters,
-    plan: Plan,
+    plan: settings.Plan,
     runtime: Runtime,
     output_dir: Path | str,
-    lengths: dict[str, int] | None = None,
+    lengths: dict[str, int],
     **overrides,
 ) -> LeJEPATrainer:
     """The trainer of a run.
 
-    rows: columns of texts, before which the model's prompts go. lengths: `fit_lengths`; None: `train_length`.
+    rows: of `pairs`, before which the model's prompts go. lengths: `fit_lengths`.
     overrides: fields of `SentenceTransformerTrainingArguments`.
     """
     fields = {
         **params.model_dump(include={"seed", "save_steps", "report_to"}),
         "logging_steps": 5,
-        "prompts": prompts(model, rows),
+        "prompts": prompts(model),
         "eval_strategy": "no",  # the recipe is short and fixed; dev questions choose among models at its end
+        **overrides,
     }
-    fields |= overrides
     weights = sum(w.numel() for name, w in model.named_parameters() if "embedding" not in name)
     return LeJEPATrainer(
         model,
@@ -191,6 +188,6 @@ def new_trainer(
         plan=plan,
         runtime=runtime,
         max_hours=params.max_hours,
-        length=lengths or params.train_length,
+        length=lengths,
         flops_per_token=6.0 * weights,  # of the encoder, without its tables
     )

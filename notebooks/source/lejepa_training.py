@@ -189,7 +189,9 @@ for judge in judges:
     measured[judge] = {STOCK: judge.measure(questions_QK, stock_NK)}
     rivals[judge] = {BY_RANK: judge.by_rank(questions_QK, stock_NK)}
     answers = [passage.document for passage in judge.passages]
-    if collection.answers_repeat and 2 < len({*answers}) <= 2000:  # it takes minutes beyond
+    if (
+        2 < len({*answers}) <= min(2000, len(answers) / 3)
+    ):  # several past questions for an answer; beyond 2,000 it takes minutes
         regression = LogisticRegression(C=10, max_iter=300).fit(unit(stock_NK), answers)
         scores_QD = regression.decision_function(unit(questions_QK))
         rivals[judge][CLASSIFIER] = judge.ndcg(scores_QD[:, np.searchsorted(regression.classes_, answers)])
@@ -259,16 +261,16 @@ for judge in judges:
 choice = choose(measured.get(dev, {}), default, collection.kind)
 decided = []
 if test in measured:
-    values = simple(measured[test][STOCK], rivals[test]) | searches(measured[test], choice)
-    means = pandas.Series({name: value_Q.mean() for name, value_Q in values.items()})
+    methods = simple(measured[test][STOCK], rivals[test])
+    systems = searches(measured[test], choice)
+    means = pandas.Series({name: value_Q.mean() for name, value_Q in (methods | systems).items()})
     title = f"nDCG@10 on {len(test.asked)} test {collection.kind}, divided {collection.split}"
     tables.show([{"search": name, "nDCG@10": float(mean)} for name, mean in means.items()], title)
-    decided = verdicts(measured[test], rivals[test], choice)
+    decided = verdicts(methods, systems, choice)
     for line in trainer.unfinished():
         print(line)
     tables.show(decided, "Verdict, of one training")
-    saved = f"{choice.model}, {choice.mixes[choice.model]}"
-    colors = np.where(means.index == saved, "tab:blue", "lightsteelblue")
+    colors = np.where(means.index == choice.search(choice.model), "tab:blue", "lightsteelblue")
     title = f"Search by {len(test.asked)} test {collection.kind} (dark: the search that is saved)"
     axes = means.plot.barh(figsize=(8, 3.2), title=title, xlabel="nDCG@10", ylabel="", xlim=(0, 1), color=colors)
     axes.invert_yaxis()
@@ -287,7 +289,7 @@ from sentence_transformers import SentenceTransformer
 
 from helpers.lejepa import search
 
-search.export(trainer.model, run.path / "model")
+trainer.save_model(str(run.path / "model"))
 reloaded = SentenceTransformer(str(run.path / "model"), device="cpu").to(backbone.device)
 difference = abs(encode(reloaded, texts[:8], "document") - trained_NK[:8]).max() / abs(trained_NK[:8]).max()
 print(f"the reloaded model differs by {difference:.1e} of the largest value")

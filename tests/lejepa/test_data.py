@@ -70,7 +70,7 @@ def test_headings_of_documents_that_choose_or_test_do_not_train(pages):
     collection = data.load(str(pages), seed=1)
     assert collection.kind == "headings" and collection.dev and collection.test
     held_out = owners(collection.dev) | owners(collection.test)
-    assert not owners(collection.dev) & owners(collection.test) and collection.split.startswith("by document")
+    assert not owners(collection.dev) & owners(collection.test) and collection.split.startswith("by answer")
     bodies = {passage.body for passage in collection.passages if passage.document in held_out}
     assert bodies and not bodies & {text for example in collection.training for text in example.texts}
     assert data.load(str(pages), seed=1) == collection != data.load(str(pages), seed=2)
@@ -104,7 +104,7 @@ def test_where_answers_repeat_questions_are_divided_and_each_answer_keeps_questi
     questions = rows(240, question="question {n} about {word}", answer="answer {word}", agent="x")
     questions[13]["question"] = "  Question 1   ABOUT basil"  # by case and white space another one's
     collection = loaded(tmp_path, "faq.jsonl", questions)
-    assert (collection.kind, len(collection.passages)) == ("past questions", 12) and collection.answers_repeat
+    assert (collection.kind, len(collection.passages)) == ("past questions", 12)
     assert len(collection.past) + len(collection.dev) + len(collection.test) == 239
     assert len(collection.dev) == len(collection.test) == 47  # a fifth each
     assert owners(collection.past) == owners(collection.dev) == owners(collection.test)
@@ -121,7 +121,7 @@ def test_where_answers_repeat_questions_are_divided_and_each_answer_keeps_questi
 def test_where_each_answer_has_one_question_answers_are_divided(tmp_path):
     questions = rows(100, anchor="question {n}", positive="answer {n} {word}")
     collection = loaded(tmp_path, "faq.jsonl", questions)
-    assert not collection.answers_repeat and collection.split.startswith("by answer")
+    assert collection.split.startswith("by answer")
     assert [len(part) for part in (collection.past, collection.dev, collection.test)] == [60, 20, 20]
     held_out = owners(collection.dev) | owners(collection.test)
     assert len(held_out) == 40 and not held_out & owners(collection.past)
@@ -273,7 +273,7 @@ def test_the_text_of_a_pdf_is_read(tmp_path):
     pytest.importorskip("pypdf")
     for name, drawn in (("scan.pdf", ""), ("text.pdf", "BT /F 12 Tf 20 100 Td (Words of a page) Tj ET")):
         (tmp_path / name).write_text(PDF.format(length=len(drawn), drawn=drawn))
-    with pytest.raises(ValueError, match="holds no text; a scanned page needs OCR first"):
+    with pytest.raises(ValueError, match="holds no text; scanned pages need OCR first"):
         documents.read_document(tmp_path / "scan.pdf", "scan.pdf")
     assert documents.read_document(tmp_path / "text.pdf", "x") == [Passage("x", "", "Words of a page")]
 

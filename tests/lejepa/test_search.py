@@ -119,11 +119,12 @@ def test_the_verdict_names_the_strongest_simple_method_and_compares_the_whole_tr
     tables = {STOCK: table(BM25_alone=0.5), TRAINED: table(meaning_alone=0.6)}
     choice = evaluation.choose(tables, DEFAULT, "questions")
     rivals = {evaluation.BY_RANK: np.full(100, 0.3), evaluation.CLASSIFIER: np.full(100, 0.4)}
-    trained, kept = evaluation.verdicts(tables, rivals, choice)
+    methods, systems = evaluation.simple(tables[STOCK], rivals), evaluation.searches(tables, choice)
+    trained, kept = evaluation.verdicts(methods, systems, choice)
     assert trained["nDCG@10"] == "+0.100 (+0.100 to +0.100)"
     assert kept["what"].endswith("strongest simple method: BM25 alone") and kept["nDCG@10"].startswith("+0.100")
-    rivals[evaluation.CLASSIFIER] = np.full(100, 0.9)
-    _, kept = evaluation.verdicts(tables, rivals, choice)
+    methods[evaluation.CLASSIFIER] = np.full(100, 0.9)
+    _, kept = evaluation.verdicts(methods, systems, choice)
     assert kept["what"].endswith(evaluation.CLASSIFIER) and kept["verdict"] == "worse"
 
 

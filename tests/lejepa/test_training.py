@@ -64,7 +64,7 @@ def test_a_token_costs_six_operations_a_weight_of_the_encoder_and_columns_have_t
     layer = 4 * (32 * 32 + 32) + 2 * 32 * 64 + 64 + 32 + 4 * 32
     pooler, head = 32 * 32 + 32, 32 * 16 + 16
     assert outcome["flops_per_token"] == 6 * (2 * layer + pooler + head)
-    assert outcome["prompts"] == {"text": "query: ", "part": "document: "}
+    assert outcome["prompts"] == {"anchor": "query: ", "positive": "document: "}
 
 
 def test_logs_hold_the_terms_of_which_the_loss_is_made(finished):
