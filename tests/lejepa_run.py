@@ -114,8 +114,6 @@ def main(output_dir: str, options: dict) -> dict:
         "losses": driver.logged(trainer, "loss"),
         "history": trainer.state.log_history,
         "part": getattr(trainer.loss, "mini_batch_size", None),
-        "flops_per_token": trainer.meter.flops_per_token,
-        "prompts": trainer.args.prompts,
         "sharding": seen["sharding"],
         "shapes": sorted(seen["shapes"]),
         "texts": seen["texts"],

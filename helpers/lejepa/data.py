@@ -10,8 +10,7 @@ import hashlib
 import itertools
 import json
 import random
-import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,6 @@ COLUMNS = (
 )
 JUDGEMENT = ("query-id", "corpus-id", "score")
 SUBSETS = ("corpus", "queries", "default")  # of a hub set in MTEB's layout
-SEPARATORS = (r"\n\s*\n", r"\n")  # of a single document without sections
 PASSAGE_WORDS = 180  # where no model counts: about 256 tokens of English
 HELD_OUT, MOST_HELD_OUT = 0.1, 500  # share that chooses, and as much that tests
 WISHED = 50  # held-out questions; at most a fifth of all chooses, and as many test
@@ -62,7 +60,7 @@ class Example(NamedTuple):
 class Collection(DataSource):
     """What a run searches, trains on, chooses by and is tested by."""
 
-    kind: str  # of its questions: "past questions", "headings" or "none"
+    kind: str  # of its questions: "past questions" or "headings"
     split: str  # how the questions are divided, in words
     passages: list[Passage]
     past: list[Question]  # those that train: they are searched beside their answers
@@ -93,7 +91,7 @@ def load(
         "sample": docstrings of the installed Python's standard library;
         a folder of documents (`documents.SUFFIXES`), beside which may lie .csv, .tsv, .jsonl or .parquet files of past questions;
         a .jsonl, .csv, .tsv or .parquet with a question and an answer, a text and a label, or texts;
-        a single document: its sections are the documents, or its paragraphs, or lines;
+        a single document: its sections are the documents;
         a hub set in MTEB's layout (subsets corpus, queries and default).
     num_samples: training pairs that are drawn at most; 0 takes all. It never limits what is searchable.
     spans, limit: where the tokens of a text are, and how many of them a passage has at most: `model.token_spans`.
@@ -113,8 +111,7 @@ def load(
         training = from_passages(passage for passage in passages if passage.document not in held_out)
     if len(training) < LEAST_BATCH:
         raise ValueError(
-            f"{place.source}: {len(training)} different texts to train on; at least {LEAST_BATCH} are needed. "
-            f"Add documents; in a folder they are {', '.join(documents.SUFFIXES)} files"
+            f"{place.source}: {len(training)} different texts to train on; at least {LEAST_BATCH} are needed. Add documents"
         )
     draw.shuffle(training)
     digested = json.dumps([passages, questions], ensure_ascii=False, default=sorted)
@@ -151,13 +148,9 @@ def _read(place: Place) -> list[Passage]:
     if place.path.is_dir():
         return _from_folder(place.path, place.source)
     texts = _from_file(place.path, place.source)
-    if place.path.suffix.lower() in ROWS:
-        return texts
-    for separator in SEPARATORS:
-        if len(texts) == 1:
-            bodies = map(str.strip, re.split(separator, texts[0].body))
-            texts = [texts[0]._replace(body=body) for body in bodies if body]
-    return [text._replace(document=f"{place.name} {number}") for number, text in enumerate(texts, 1)]
+    if place.path.suffix.lower() not in ROWS:
+        texts = [text._replace(document=f"{place.name} {number}") for number, text in enumerate(texts, 1)]
+    return texts
 
 
 def _from_folder(folder: Path, source: str) -> list[Passage]:
@@ -243,9 +236,7 @@ def _document(row: Row) -> Passage:
         body = body[len(title) :].lstrip(" .:\n")
     if not body:
         title, body = "", title or _text(row, "text")
-    name = row.values.get("_id", row.values.get("id"))
-    if name is None:
-        name = _short_name("text", title + body)
+    name = row.values.get("_id") or row.values.get("id") or _short_name("text", title + body)
     return Passage(str(name), title, body)
 
 
@@ -258,35 +249,32 @@ def _fold(text: str) -> str:
 
 def _content(texts: list[Passage]) -> tuple[list[Passage], list[Question], str]:
     """Documents, questions and their kind. Without past questions each heading that only one document has is a question."""
-    sections = [text for text in texts if not text.answer]
     past = [text for text in texts if text.answer]
+    sections = [text for text in texts if not text.answer]
     owners: dict[str, set[str]] = defaultdict(set)
+    kind = "headings"
     if past:
+        kind = "past questions"
         answers = {text.document: Passage(text.document, "", text.answer) for text in past}
         for section in sections:
             answers.pop(section.document, None)
+        sections += answers.values()
         spellings: dict[str, str] = {}
         for text in past:
             owners[spellings.setdefault(_fold(text.body), text.body)].add(text.document)
-        return [*sections, *answers.values()], _questions(owners), "past questions"
-    for section in sections:
-        if len(words.spans(section.heading)) in HEADING_WORDS:
-            owners[section.heading].add(section.document)
-    questions = [question for question in _questions(owners) if len(question.answers) == 1]
-    return sections, questions, "headings" if questions else "none"
-
-
-def _questions(owners: dict[str, set[str]]) -> list[Question]:
-    return [Question(text, frozenset(answers)) for text, answers in owners.items()]
+    else:
+        for section in sections:
+            if len(words.spans(section.heading)) in HEADING_WORDS:
+                owners[section.heading].add(section.document)
+    questions = [Question(text, frozenset(names)) for text, names in owners.items() if past or len(names) == 1]
+    return sections, questions, kind
 
 
 def _divide(questions: list[Question], kind: str, draw: random.Random) -> tuple[dict[str, list[Question]], str]:
     """Questions that train (past), choose (dev) and test, and how they were divided."""
-    counts = Counter(itertools.chain.from_iterable(question.answers for question in questions))
-    repeated = [question for question in questions if min(counts[name] for name in question.answers) > 1]
-    if kind == "past questions" and 2 * len(repeated) > len(questions):
-        return _share(questions), "by question: most answers have other questions for training"
     answers = sorted(_owners(questions))
+    if kind == "past questions" and 2 * len(answers) < len(questions):
+        return _share(questions), "by question: most answers have other questions for training"
     draw.shuffle(answers)
     parts = {}
     for name, share in _share(answers).items():  # a question whose answers are on two sides is left out

@@ -6,7 +6,7 @@ for section in read_document(path, name):        # ValueError for a file that ca
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -19,16 +19,15 @@ from helpers.notebook import setup
 
 SUFFIXES = (".md", ".markdown", ".rst", ".txt", ".html", ".htm", ".pdf", ".docx")
 SPARE_TOKENS = 2  # a part of a text may have a few tokens more than the text had there
-FRONT_MATTER = re.compile(r"\A\s*(---|\+\+\+)[ \t]*\n.*?^\1[ \t]*$", re.DOTALL | re.MULTILINE)
-TITLE = re.compile(r"\A\s*(?!#)([^\n]{3,120})(?<![.:,;])\n[ \t]*\n(?!\s*#)")  # a short first line before a blank one
+FRONT_MATTER = r"(?ms)\A\s*(---|\+\+\+)[ \t]*\n.*?^\1[ \t]*$"
+TITLE = r"\A\s*(?!#)([^\n]{3,120})(?<![.:,;])\n[ \t]*\n(?!\s*#)"  # a short first line before a blank one
 # Code between fences, where no line is a heading; `## a heading ##`; a line with = or - under it.
 HEADING = re.compile(
-    r"^[ \t]*(?P<code>```|~~~)(?s:.*?)^[ \t]*(?P=code)|^(?P<marks>#{1,6})[ \t]+(?P<text>\S.*?)[ \t#]*$"
-    r"|^(?P<line>\S.*)\n(?P<under>=+|--+)[ \t]*$",
-    re.MULTILINE,
+    r"(?m)^[ \t]*(?P<code>```|~~~)(?s:.*?)^[ \t]*(?P=code)|^(?P<marks>#{1,6})[ \t]+(?P<text>\S.*?)[ \t#]*$"
+    r"|^(?P<line>\S.*)\n(?P<under>=+|--+)[ \t]*$"
 )
-UNSEEN = ("script", "style", "nav", "head", "template", "svg", "noscript")  # of HTML
-LINES = ("p", "div", "section", "article", "li", "dt", "dd", "tr", "td", "th", "br", "hr", "pre", "blockquote", "table")
+UNSEEN = "script, style, nav, head, template, svg, noscript"  # elements of HTML
+LINES = "p, div, section, article, li, dt, dd, tr, td, th, br, hr, pre, blockquote, table"
 STYLES = ("Title", *(f"Heading {level}" for level in range(1, 6)))  # of Word
 SENTENCE_END, WORD_END = re.compile(r"(?s).*([.!?]\s+|[。！？])"), re.compile(r"(?s).*\s")  # the last ones
 
@@ -91,22 +90,20 @@ def _sections(name: str, text: str) -> Iterator[Passage]:
 
 
 def _markdown(path: Path) -> str:
-    text = FRONT_MATTER.sub("", read_text(path), count=1)
-    return TITLE.sub(r"# \1\n", text, count=1)
+    text = re.sub(FRONT_MATTER, "", read_text(path), count=1)
+    return re.sub(TITLE, r"# \1\n", text, count=1)
 
 
 def _html(path: Path) -> str:
     page = _library("bs4", "beautifulsoup4").BeautifulSoup(read_text(path), "html.parser")
-    for element in page(UNSEEN):
+    for element in page.select(UNSEEN):
         element.decompose()
-    for element in page(LINES):
+    for element in page.select(LINES):
         element.insert_before("\n")
         element.append("\n")
-    for element in page(re.compile("^h[1-6]$")):
+    for element in page.select("h1, h2, h3, h4, h5, h6"):
         heading = " ".join(element.get_text().split())
-        if heading:
-            heading = f"{'#' * int(element.name[1])} {heading}\n"
-        element.replace_with(f"\n{heading}")
+        element.replace_with(f"\n{'#' * int(element.name[1])} {heading}\n" if heading else "\n")
     return re.sub(r"\s*\n\s*", "\n", page.get_text())
 
 
@@ -130,12 +127,10 @@ def _word(path: Path) -> str:
 
 def _library(module: str, package: str):
     """A small library that only such files need: a notebook installs it now, other programs say what to do."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
+    if importlib.util.find_spec(module) is None:
         if not getattr(helpers, "shown", None):
-            raise ValueError(f"needs the package {package}: pip install {package}") from error
-    setup.install(package)
+            raise ValueError(f"needs the package {package}: pip install {package}")
+        setup.install(package)
     return importlib.import_module(module)
 
 

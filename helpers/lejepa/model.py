@@ -17,7 +17,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
 
 from helpers.lejepa.documents import Spans
-from helpers.show import tracking
 from helpers.train.sentence_encoder import encoder_on_cpu
 
 # N texts · D dimensions of the backbone · K of an embedding, at most D
@@ -38,14 +37,10 @@ def token_spans(model: SentenceTransformer) -> tuple[Spans, int]:
 def principal_head(x_ND: np.ndarray, output_dim: int = 0) -> torch.Tensor:
     """Weight [K, D] that turns embeddings to their principal axes, largest first, with a mean square of 1; angles stay up to K < D.
 
-    An output_dim of 0 is D. So is one above D, and a line says so: a linear head cannot add dimensions.
+    An output_dim of 0 is D, and so is one above D: a linear head cannot add dimensions.
     """
     x_ND = torch.from_numpy(np.asarray(x_ND)).double()
     N, D = x_ND.shape
-    if output_dim > D:
-        tracking.say(
-            f"output_dim={output_dim}: the backbone has {D} dimensions, and a linear head cannot add any: {D} are used"
-        )
     K = min(output_dim or D, D)
     values_D, vectors_DD = torch.linalg.eigh(x_ND.T @ x_ND / N)  # ascending
     axes_KD = vectors_DD.T.flip(0)[:K]

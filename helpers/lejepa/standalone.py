@@ -1,7 +1,7 @@
 """Searches the folder that this file is in, with sentence-transformers, faiss and bm25s.
 
     python search.py "a question"     one answer; most of its seconds are imports
-    python search.py                  one start, then a question a line
+    python search.py                  one start, then a question a line, until the input ends
 
     from search import search         the same in a program: search("a question", k=10)
 
@@ -86,12 +86,5 @@ def show(question):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        show(" ".join(sys.argv[1:]))
-    else:
-        open_folder()
-        print("a question a line; an empty line ends")
-        for line in iter(sys.stdin.readline, ""):
-            if not line.strip():
-                break
-            show(line)
+    for question in sys.argv[1:] or sys.stdin:
+        show(question)

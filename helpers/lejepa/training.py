@@ -111,12 +111,8 @@ def make_plan(
 
 def blank_columns(lengths: Iterable[int], size: int) -> list[dict[str, torch.Tensor]]:
     """Columns of texts of these lengths, as the loss takes them, whose tokens mean nothing."""
-    columns = []
-    for length in lengths:
-        mask = torch.ones(size, length, dtype=torch.long)
-        mask[0, -1] = 0  # as where texts are padded: attention gets a mask
-        columns.append({"input_ids": torch.ones_like(mask), "attention_mask": mask})
-    return columns
+    ones = [torch.ones(size, length, dtype=torch.long) for length in lengths]
+    return [{"input_ids": tokens, "attention_mask": tokens} for tokens in ones]
 
 
 class LeJEPATrainer(SentenceEncoderTrainer):

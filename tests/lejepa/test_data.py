@@ -1,7 +1,6 @@
 """Collections from files, folders and hub sets: what is searchable, what trains, and what chooses and tests."""
 
 import json
-import os
 import sys
 
 import pytest
@@ -10,7 +9,7 @@ from helpers.data import words
 from helpers.data.data_source import Place
 from helpers.lejepa import data, documents, sample
 from helpers.lejepa.documents import Passage
-from tests.harness import printed, write
+from tests.harness import write
 
 pytestmark = pytest.mark.once
 
@@ -150,27 +149,16 @@ def test_titles_become_headings_and_leave_their_bodies(tmp_path):
     assert asked == {text["title"] for text in texts}
 
 
-@pytest.mark.parametrize("between", ["\n\n", "\n"])
-def test_a_text_file_is_parted_by_blank_lines_or_by_lines(tmp_path, between):
-    texts = [f"Paragraph {n} tells of {word} and more." for n, word in enumerate(WORDS)]
-    collection = loaded(tmp_path, "notes.txt", between.join(texts))
-    assert [passage.body for passage in collection.passages] == texts
-    assert (collection.kind, collection.dev, collection.test) == ("none", [], [])
-    assert sorted(example.texts[0] for example in collection.training) == sorted(texts)
+def test_the_sections_of_a_single_document_are_the_documents(tmp_path):
+    collection = loaded(tmp_path, "notes.md", "\n".join(f"# About {word}\nText of {word}." for word in WORDS))
+    assert [passage.document for passage in collection.passages] == [f"notes.md {n}" for n in range(1, 13)]
+    assert collection.kind == "headings" and len(collection.dev) == len(collection.test) == 2
 
 
 def test_the_sample_is_of_docstrings_and_the_same_each_time():
     found = list(zip(range(40), sample.pairs(), strict=False))
     assert all(": " in anchor and len(answer.split()) >= sample.LEAST_WORDS for _, (anchor, answer) in found)
     assert found == list(zip(range(40), sample.pairs(), strict=False))
-
-
-def test_training_is_the_same_in_every_process(tmp_path):
-    shared = [{"question": f"who mends box {n // 3}?", "answer": f"the man of house {n} mends it"} for n in range(60)]
-    code = "import sys; from helpers.lejepa.data import load; print(load(sys.argv[1]).training)"
-    file = write(tmp_path, {"shared.jsonl": shared}) / "shared.jsonl"
-    first, second = (printed("-c", code, file, env=os.environ | {"PYTHONHASHSEED": seed}) for seed in "12")
-    assert first == second
 
 
 def test_judged_questions_of_a_hub_set_are_past_questions_about_its_documents(tmp_path):

@@ -7,8 +7,7 @@ import pytest
 from helpers.lejepa.data import Example
 from helpers.lejepa.loss import views
 from helpers.lejepa.training import pairs
-from helpers.train.sentence_encoder import preprocess_at_length
-from tests.lejepa_run import build_model, sentences
+from tests.lejepa_run import sentences
 
 pytestmark = pytest.mark.once
 
@@ -48,23 +47,7 @@ def test_the_trainer_takes_the_rows_batch_by_batch_as_they_stand(finished):
     assert [text.removeprefix("query : ") for text in outcome["texts"]] == sentences(40, 0)[:12]
 
 
-def test_batches_are_cut_at_a_length_that_all_have_on_xla(tmp_path):
-    model = build_model(tmp_path, dropout=0.0)
-    few, one = (preprocess_at_length(model, 48, fixed=fixed) for fixed in (False, True))
-    texts = [" ".join(["cat"] * words) for words in range(1, 60)]
-    assert [few([text])["input_ids"].shape[1] for text in texts] == [min(words + 2, 48) for words in range(1, 60)]
-    assert {one([text])["input_ids"].shape[1] for text in texts} == {48}
-
-
 # ---- one CPU run
-
-
-def test_a_token_costs_six_operations_a_weight_of_the_encoder_and_columns_have_the_models_prompts(finished):
-    outcome = finished()
-    layer = 4 * (32 * 32 + 32) + 2 * 32 * 64 + 64 + 32 + 4 * 32
-    pooler, head = 32 * 32 + 32, 32 * 16 + 16
-    assert outcome["flops_per_token"] == 6 * (2 * layer + pooler + head)
-    assert outcome["prompts"] == {"anchor": "query: ", "positive": "document: "}
 
 
 def test_logs_hold_the_terms_of_which_the_loss_is_made(finished):
