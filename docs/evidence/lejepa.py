@@ -1,200 +1,135 @@
 """What was measured of the search and of LeJEPA's training."""
 
+import math
 from typing import Any
 
+import numpy as np
 from evidence import declarations, pictures
 from evidence.seeds import Difference
 
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.show import tables
+from helpers.show.intervals import bootstrap
 from tools.pages import result, spread
 
 FILE = "lejepa_search_cpu.json"
-SEARCH, CLASSIFIER = "search, chosen weights", "linear classifier"
-LEJEPA = "LeJEPA, chosen weights"
 FIGURE = "docs/figures/lejepa_search.png"
+# Rows of a collection; the second name is that of results which have no ranks of every question yet.
+TRAINED = ("LeJEPA with BM25", "LeJEPA, chosen weights")
+UNTRAINED = ("MiniLM with BM25", "search, chosen weights")
 
 
-def _interval(difference: dict[str, Any]) -> str:
-    return f"{difference['difference']:+.3f} ({difference['low']:+.3f} to {difference['high']:+.3f})"
+def _rows(name: str) -> dict[str, dict[str, Any]]:
+    return result(FILE)["collections"][name]["rows"]
 
 
-def _difference(name: str, row: str, against: str) -> Difference:
-    """Of two rows on the test questions of a collection."""
-    rows, items = _collections()[name]["rows"], _compared(name, row, against)
-    assert items
-    return Difference.between(rows[row]["test"], rows[against]["test"], items["low"], items["high"])
+def _row(name: str, names: tuple[str, ...]) -> str:
+    return next(row for row in names if row in _rows(name))
 
 
-def _over(name: str, row: str, against: str) -> str:
-    """The difference of two rows in words; "" where they were not compared. Methods without a seed have an interval over items."""
-    items = _compared(name, row, against)
-    if not items:
-        return ""
-    difference = _difference(name, row, against)
-    return _interval(items) if len(difference.by_seed) == 1 else difference.text()
+def _seeds(name: str, row: str, part: str = "test") -> list[np.ndarray]:
+    """nDCG@10 of every question by seed, from the rank of its answer; [] where the results have only the means."""
+    values = []
+    for ranks in _rows(name)[row][part]:
+        if isinstance(ranks, str):
+            values.append(np.array([0 if rank == "-" else 1 / math.log2(int(rank) + 2) for rank in ranks]))
+    return values
 
 
-def _collections() -> dict[str, dict]:
-    return result(FILE)["collections"]
+def _means(name: str, row: str, part: str = "test") -> list[float]:
+    return [float(seed_Q.mean()) for seed_Q in _seeds(name, row, part)] or _rows(name)[row][part]
 
 
-def _compared(name: str, row: str, against: str) -> dict[str, Any] | None:
-    """The comparison of two rows on the test questions of a collection, which were not used for any choice."""
-    for difference in _collections()[name]["comparisons"]:
-        if (difference["part"], difference["row"], difference["against"]) == ("test", row, against):
-            return difference
+def _rival(name: str) -> str:
+    """The strongest row that costs no training, as dev questions have it."""
+    if not _seeds(name, "BM25"):
+        return _row(name, UNTRAINED)
+    rows = [row for row in _rows(name) if not row.startswith("LeJEPA")]
+    return max(rows, key=lambda row: np.mean(_means(name, row, "dev")))
+
+
+def _rival_named(name: str) -> str:
+    rival = _rival(name)
+    return "the same search with MiniLM as it is" if rival in UNTRAINED else rival
+
+
+def _difference(name: str, row: str) -> Difference | None:
+    """Of a row and the rival on the test questions; None where they were not compared."""
+    rival = _rival(name)
+    ours, theirs = _seeds(name, row), _seeds(name, rival)
+    if ours:
+        items = bootstrap(np.mean, np.mean(ours, axis=0) - np.mean(theirs, axis=0))
+        return Difference.between(_means(name, row), _means(name, rival), items.low, items.high)
+    for compared in result(FILE)["collections"][name]["comparisons"]:
+        if (compared["part"], compared["row"], compared["against"]) == ("test", row, rival):
+            return Difference.between(_means(name, row), _means(name, rival), compared["low"], compared["high"])
     return None
 
 
-def _table(name: str, rows: list[str], part: str = "test") -> list[dict[str, Any]]:
-    measured = _collections()[name]["rows"]
+def _trained(name: str) -> Difference:
+    difference = _difference(name, _row(name, TRAINED))
+    assert difference
+    return difference
+
+
+def _table(name: str) -> list[dict[str, Any]]:
     table = []
-    for row in rows:
-        if part in measured.get(row, {}):
-            table.append(
-                {
-                    "row": row,
-                    "nDCG@10": spread(measured[row][part]),
-                    "over the linear classifier": _over(name, row, CLASSIFIER),
-                    "over the untrained search": _over(name, row, SEARCH),
-                }
-            )
+    for row in _rows(name):
+        difference = _difference(name, row) if "LeJEPA" in row else None
+        over = difference.text() if difference else ""
+        means = spread(_means(name, row))
+        table.append({"collection": name, "row": row, "nDCG@10": means, f"over {_rival_named(name)}": over})
     return table
 
 
 def past_questions() -> str:
     """Banking77: what training adds where past questions with the same answers are at hand."""
-    return tables.markdown(_table("banking77", [*_collections()["banking77"]["rows"]]))
-
-
-def past_questions_say() -> str:
-    """The same in words, with what the training took."""
-    bank = _collections()["banking77"]
-    minutes = [cost["minutes"] for cost in bank["costs"] if "LeJEPA" in cost["run"]]
-    trained, search = _over("banking77", LEJEPA, CLASSIFIER), _over("banking77", LEJEPA, SEARCH)
-    head = _over("banking77", "LeJEPA, head, chosen weights", SEARCH)
-    return (
-        f"On {bank['questions']['test']:,} test questions, the search with the whole trained model differs from the linear classifier by **{trained}**, and "
-        f"from the search with the untrained model by {search} (each search has its own weights). With the trained head alone it differs from the untrained "
-        f"search by {head}. The untrained search differs from the classifier by {_over('banking77', SEARCH, CLASSIFIER)}. "
-        f"Training the whole model took at most {max(minutes):.1f} processor minutes, the head some seconds."
-    )
-
-
-def attempts() -> str:
-    """Other trainings on banking77, each in the search that dev questions chose for it."""
-    rows = []
-    for attempt in _collections()["banking77"].get("attempts", []):
-        rows.append(
-            {
-                "training": attempt["attempt"],
-                "seeds": len(attempt["test"]),
-                "nDCG@10": spread(attempt["test"]),
-                "over the linear classifier": _attempt(attempt, CLASSIFIER),
-                "over the untrained search": _attempt(attempt, SEARCH),
-                "processor minutes": f"{attempt['minutes']:.1f}",
-            }
-        )
-    return tables.markdown(rows)
-
-
-def _attempt(attempt: dict[str, Any], against: str) -> str:
-    theirs = _collections()["banking77"]["rows"][against]["test"]
-    return Difference.between(attempt["test"], theirs, attempt[against]["low"], attempt[against]["high"]).text()
-
-
-def terms() -> str:
-    """What each term of the loss adds to a head on frozen embeddings, for past questions."""
-    table, measured = [], _collections()["banking77"]["terms"]
-    for row, values in measured.items():
-        difference = ""
-        if "low" in values:
-            whole = measured["all three terms"]["test"]
-            difference = Difference.between(values["test"], whole, values["low"], values["high"]).text()
-        table.append({"terms": row, "nDCG@10": spread(values["test"]), "over all three": difference})
-    return tables.markdown(table)
+    return tables.markdown(_table("banking77"))
 
 
 def documents() -> str:
     """Man pages: what training on titles and texts adds for pages that did not train."""
-    table = []
-    for name in ("man-es", "man-fr"):
-        table += [{"collection": name, **row} for row in _table(name, [*_collections()[name]["rows"]])]
-    return tables.markdown(table)
-
-
-def comparison() -> str:
-    """nDCG@10 of what costs nothing on every judged collection, on the questions that report."""
-    table = []
-    for name, collection in _collections().items():
-        if name == "banking77":
-            continue
-        rows = {"collection": name, "questions": collection["questions"].get("test") or collection["questions"]["dev"]}
-        part = "test" if "test" in collection["questions"] else "dev"
-        for row in ("MiniLM", "BM25", "MiniLM and BM25 by rank", "search, default weights", SEARCH):
-            rows[row] = spread(collection["rows"][row][part])
-        rows["questions were used to choose"] = "no" if part == "test" else "yes"
-        table.append(rows)
-    return tables.markdown(table)
-
-
-def parts_say() -> str:
-    """The search beside its own parts."""
-    sentences = []
-    for name, collection in _collections().items():
-        if "test" in collection["questions"] and name != "banking77":
-            against = [_compared(name, SEARCH, row) for row in ("MiniLM", "BM25")]
-            sentences.append(
-                f"{name} {_interval(against[0])} over MiniLM alone and {_interval(against[1])} over BM25 alone"
-            )
-    return (
-        f"The search compared with its parts, on questions that were not used for any choice: {'; '.join(sentences)}."
-    )
+    return "\n\n".join(tables.markdown(_table(name)) for name in ("man-es", "man-fr"))
 
 
 def defaults() -> str:
-    """nDCG@10 of the stock model by the weight of BM25, on the questions that choose."""
+    """nDCG@10 of the stock model by the weight of BM25, on the questions that choose; of an earlier version, which had more weights."""
     table = []
-    for name, collection in _collections().items():
-        if collection["defaults"]:
-            values = {
-                mix: f"{value:.3f}" if isinstance(value, float) else value
-                for mix, value in collection["defaults"].items()
-            }
-            shown = {mix: value for mix, value in values.items() if "classifier" not in mix}
-            table.append({"collection": name, **shown})
+    for name, collection in result(FILE)["collections"].items():
+        if collection.get("defaults"):
+            row: dict[str, Any] = {"collection": name}
+            for mix, value in collection["defaults"].items():
+                if "classifier" not in mix:
+                    row[mix] = f"{value:.3f}" if isinstance(value, float) else value
+            table.append(row)
     return tables.markdown(table)
 
 
 def headline() -> str:
     """In a few words, for README.md."""
-    pages = _compared("man-fr", LEJEPA, SEARCH)["questions"]
+    french, spanish, bank = (
+        f"{_trained(name).text()} from {_rival_named(name)}" for name in ("man-fr", "man-es", "banking77")
+    )
     return (
-        f"On French manual pages, a search that was trained on the titles of 250 other pages (`train_length=64`, bf16; the default is 128, fp32) differs from the best untrained search (MiniLM and BM25) by "
-        f"**{_over('man-fr', LEJEPA, SEARCH)} nDCG@10** ({pages} pages), on Spanish pages by {_over('man-es', LEJEPA, SEARCH)}; no multilingual model was "
-        f"tried. In English, with ten past questions for each of 77 answers, it differs from a linear classifier on MiniLM's embeddings by "
-        f"{_over('banking77', LEJEPA, CLASSIFIER)}"
+        f"A search that was trained on the titles of 250 French manual pages differs in nDCG@10 on other pages by **{french}**, the strongest "
+        f"row without training, on Spanish pages by {spanish}. In English, with ten past questions for each of 77 answers, it differs by {bank}"
     )
 
 
 def draw() -> None:
     """The differences of the headline."""
-    rows = [
-        pictures.difference("French manual pages", _difference("man-fr", LEJEPA, SEARCH), ours=True),
-        pictures.difference("Spanish manual pages", _difference("man-es", LEJEPA, SEARCH), ours=True),
-        pictures.difference("English past questions", _difference("banking77", LEJEPA, CLASSIFIER), ours=True),
-    ]
+    names = {"man-fr": "French manual pages", "man-es": "Spanish manual pages", "banking77": "English past questions"}
+    rows = [pictures.difference(label, _trained(name), ours=True) for name, label in names.items()]
     unit = "nDCG@10 above the best method without this training"
     pictures.dots("lejepa_search", "What training adds to the search", unit, rows, digits=3)
 
 
 def beats() -> str:
     """Whether the trained search is better than the strongest simple method, in a few words."""
-    french, bank = _difference("man-fr", LEJEPA, SEARCH), _difference("banking77", LEJEPA, CLASSIFIER)
+    french, bank = _trained("man-fr"), _trained("banking77")
     return (
-        f"{french.answer} for documents in a language that MiniLM does not know: {french.numbers()} nDCG@10 over the best untrained search "
-        f"(French pages); {bank.answer} for past questions: {bank.numbers()} over a linear classifier"
+        f"{french.answer} for documents in a language that MiniLM does not know: {french.numbers()} nDCG@10 over {_rival_named('man-fr')} "
+        f"(French pages); {bank.answer} for past questions: {bank.numbers()} over {_rival_named('banking77')}"
     )
 
 
