@@ -9,33 +9,30 @@
 # %% [markdown] tags=["gpu"]
 # # A language model whose memory is never trained (GPU)
 #
-# In a few minutes this notebook makes a small language model of **your own text** on a CPU or any GPU. It first counts short phrases, which is
-# hard to beat on little text. Then it learns what the counts do not know, from a memory that is never trained: a random network that
-# stays as it was drawn (an echo-state network). At the end it continues a text, and learns a paragraph in a second.
+# In a few minutes it makes a small language model of **your own text**, on a CPU or any GPU. It counts short phrases, and learns what the counts do not
+# know from a random network that stays as it was drawn (an echo-state network).
 #
 # {figure reservoir_budget: Bits per byte of held-out stories after so many processor seconds (fewer is better): counting alone, this model, and the same with a trained memory}
 #
 # **Runtime**: a CPU is enough: 2 MB of text take one core about a minute and a half. A GPU (Colab: *Runtime > Change runtime type > T4*)
-# trains while the CPU reads and counts. The default text is TinyStories (CDLA-Sharing-1.0). The TPU twin is `tinystories_reservoir_tpu.ipynb`.
+# trains while the CPU reads and counts. The default text is TinyStories (CDLA-Sharing-1.0).
 #
-# If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
-# still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
+# If you are disconnected, press **Run all** again: the run goes on, as long as its disk is there. Colab and Kaggle delete the disk with the runtime, so
+# set `keep_in` (in Colab: `drive`).
 
 # %% [markdown] tags=["tpu"]
 # # A language model whose memory is never trained (TPU)
 #
-# In a few minutes this notebook makes a small language model of **your own text** on a TPU. It first counts short phrases, which is
-# hard to beat on little text. Then it learns what the counts do not know, from a memory that is never trained: a random network that
-# stays as it was drawn (an echo-state network). At the end it continues a text, and learns a paragraph in a second.
+# It makes a small language model of **your own text** on a TPU. It counts short phrases, and learns what the counts do not know from a random network
+# that stays as it was drawn (an echo-state network).
 #
 # {figure reservoir_budget: Bits per byte of held-out stories after so many processor seconds (fewer is better): counting alone, this model, and the same with a trained memory}
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips). Without one it goes on
-# with the GPU or the CPU. XLA compiles the first steps, which takes long. The default text is TinyStories (CDLA-Sharing-1.0). The GPU
-# twin is `tinystories_reservoir.ipynb`.
+# with the GPU or the CPU. XLA compiles the first steps, which takes long. The default text is TinyStories (CDLA-Sharing-1.0).
 #
-# If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
-# still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
+# If you are disconnected, press **Run all** again: the run goes on, as long as its disk is there. Colab and Kaggle delete the disk with the runtime, so
+# set `keep_in` (in Colab: `drive`).
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock charset-normalizer wandb matplotlib
@@ -107,10 +104,9 @@ print([tokenizer.decode(int(token)) for token in train[:24]])
 # %% [markdown]
 # ## Count and train
 #
-# The stock Hugging Face trainer trains the readout; our subclass adds exact resume, whole checkpoints and a stop that saves. Nothing in the
-# network is trained, so its states are the same in every epoch: the host reads a stretch of text once, and a step learns from 256 tokens that
-# are drawn from everywhere in it. A token that the counts predict well is drawn seldom and weighs more. The counts for a training text come
-# from the other texts, so that the model learns how far counts can be trusted on unseen text.
+# The stock Hugging Face trainer trains the readout. The network is not trained, so the host reads a stretch of text once, and a step learns from 256
+# tokens that are drawn from everywhere in it. The counts for a training text come from the other texts: so the model learns how far counts can be
+# trusted on unseen text.
 
 # %%
 run.use_method()
