@@ -4,8 +4,6 @@ The stock trainer writes `checkpoint-N` in place, and would resume from the high
 disk; `newest` passes over a folder that has no seal, or a file of another size than the seal says.
 """
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from pathlib import Path
@@ -15,36 +13,35 @@ from . import disk
 SEAL = "sealed.json"
 KEPT = 2  # newest checkpoints that stay
 
-copied: set[Path] = set()  # checkpoints that are being copied to a second place: these are not rotated
+copied: Path | None = None  # the checkpoint that is being copied to a second place: it is not rotated
 
 
 class CheckpointNotWritten(OSError):
     """A checkpoint could not be written; the older ones are untouched."""
 
 
-def folder(output_dir: Path | str, step: int) -> Path:
+def folder(output_dir: Path | str, step: int | None) -> Path:
     """Path of the checkpoint of an optimizer step."""
     return Path(output_dir) / f"checkpoint-{step}"
 
 
-def step_of(checkpoint: Path | str) -> int:
+def step_of(checkpoint: Path) -> int:
     """The optimizer step of a checkpoint folder."""
-    return int(Path(checkpoint).name.rpartition("-")[2])
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def listed(output_dir: Path | str) -> list[Path]:
     """Folders named checkpoint-N, the highest step first, whole or not."""
-    folders = [
-        path for path in Path(output_dir).glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()
-    ]
+    paths = Path(output_dir).glob("checkpoint-*")
+    folders = [path for path in paths if path.name.removeprefix("checkpoint-").isdigit()]
     return sorted(folders, key=step_of, reverse=True)
 
 
 def seal(checkpoint: Path) -> None:
     """Says that the folder is whole, once every file of it is on the disk."""
     sizes = {}
-    for path in sorted(checkpoint.rglob("*")):
-        if path.is_file() and path.name != SEAL:
+    for path in checkpoint.rglob("*"):
+        if path.is_file():
             disk.sync(path)
             sizes[path.relative_to(checkpoint).as_posix()] = path.stat().st_size
     disk.write_json(checkpoint / SEAL, sizes)
@@ -70,9 +67,8 @@ def newest(output_dir: Path | str) -> tuple[Path | None, list[str]]:
 
 
 def rotate(output_dir: Path | str, best: int | None) -> None:
-    """Deletes all checkpoints but the newest whole ones, that of the step `best`, and those that are being copied."""
+    """Deletes all checkpoints but the newest whole ones, that of the step `best`, and the one that is being copied."""
     whole = filter(is_whole, listed(output_dir))
-    kept = {*itertools.islice(whole, KEPT), Path(output_dir, f"checkpoint-{best}"), *copied}
-    for checkpoint in listed(output_dir):
-        if checkpoint not in kept:
-            shutil.rmtree(checkpoint, ignore_errors=True)
+    kept = {*itertools.islice(whole, KEPT), folder(output_dir, best), copied}
+    for checkpoint in {*listed(output_dir)} - kept:
+        shutil.rmtree(checkpoint, ignore_errors=True)

@@ -1,7 +1,5 @@
 """Files that are whole or not there at all, whatever ends the process or the machine."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -9,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pydantic_core
+from pydantic_core import to_json
 
 
 @contextlib.contextmanager
@@ -32,7 +30,7 @@ def sync(file: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes JSON. Arrays and tensors become lists or numbers; NaN and infinities become null."""
-    text = pydantic_core.to_json(value, indent=2, inf_nan_mode="null", fallback=lambda array: array.tolist())
+    text = to_json(value, indent=2, inf_nan_mode="null", fallback=lambda array: array.tolist())
     with replacing(path) as temporary:
         temporary.write_bytes(text + b"\n")
 
@@ -41,7 +39,7 @@ def read_json(path: Path) -> Any:
     """The value, or None if there is no such file or it holds no JSON. Raises OSError, which names the file, if the disk does not answer."""
     try:
         return json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error

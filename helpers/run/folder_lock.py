@@ -4,17 +4,15 @@ filelock's `SoftFileLease` needs no locks from the file system: a file names the
 Drive. An owner that is known to be dead is replaced at once, which only its own machine can know; any other after `SILENCE`.
 """
 
-from __future__ import annotations
-
 import atexit
-import contextlib
+import socket
 from pathlib import Path
 
 import psutil
 from filelock import SoftFileLease, Timeout
 
 LOCK_FILE = "owner.lock"
-SILENCE, HEARTBEAT = 120.0, 10.0  # seconds
+SILENCE, PATIENCE = 120.0, 3.0  # seconds to wait for an owner elsewhere, and for one on this machine
 
 _leases: dict[Path, SoftFileLease] = {}
 
@@ -37,27 +35,25 @@ def own(output_dir: Path | str, name: str = "output_dir") -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / LOCK_FILE
-    lease = SoftFileLease(lock, lease_duration=SILENCE, heartbeat_interval=HEARTBEAT, thread_local=False)
-    owner = lease.owner
+    lease = SoftFileLease(lock, lease_duration=SILENCE, thread_local=False)
+    owner, timeout = lease.owner, SILENCE + PATIENCE
     if owner is None:  # of a process that died before it wrote its name, or of none
         lock.unlink(missing_ok=True)
-    elif owner.pid in [parent.pid for parent in psutil.Process().parents()]:
-        return
-    beat = _heartbeat(lock)
+    elif owner.hostname == socket.gethostname():
+        timeout = PATIENCE
+        if owner.pid in [parent.pid for parent in psutil.Process().parents()]:
+            return
     try:
-        lease.acquire(timeout=SILENCE + HEARTBEAT, cancel_check=lambda: _heartbeat(lock) not in (beat, None))
+        lease.acquire(timeout=timeout)
     except Timeout:
-        owner = lease.owner
         raise FolderTaken(
-            f"{name}={str(folder)!r} is in use by process {owner and owner.pid} on {owner and owner.hostname}: stop that run, or restart "
-            f"its kernel; or set {name} to a new folder"
+            f"{name}={str(folder)!r} is in use by process {lease.pid} on {owner and owner.hostname}: stop that run, or restart its kernel; "
+            f"or set {name} to a new folder"
         ) from None
     _leases[folder] = lease
     atexit.register(lease.release, force=True)
 
 
-def _heartbeat(lock: Path) -> int | None:
-    """When the owner gave its last sign of life; None if there is none."""
-    with contextlib.suppress(OSError):
-        return lock.stat().st_mtime_ns
-    return None
+def is_owner(folder: Path) -> bool:
+    """Whether the file in a folder names this process. It does not where another machine took the folder, or its disk is gone."""
+    return folder in _leases and _leases[folder].is_lock_held_by_us

@@ -1,7 +1,5 @@
 """Which code and which libraries produced a result."""
 
-from __future__ import annotations
-
 import platform
 from importlib import metadata
 
@@ -17,5 +15,8 @@ def code() -> dict[str, str | None]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed libraries that take part in training."""
-    installed = {distribution.name: distribution.version for distribution in metadata.distributions()}
-    return {"python": platform.python_version()} | {name: installed[name] for name in LIBRARIES if name in installed}
+    versions = {"python": platform.python_version()}
+    for distribution in metadata.distributions():
+        if distribution.name in LIBRARIES:
+            versions[distribution.name] = distribution.version
+    return versions

@@ -1,21 +1,18 @@
 """The folder of one run, which no other run overwrites: `run.json` holds what defines the run, and another run is refused."""
 
-from __future__ import annotations
-
+import functools
 import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import helpers
 from helpers.data import data_source
 from helpers.data.files import RUN_FILE
 from helpers.machine import ranks, xla
-from helpers.machine.runtime import Runtime
 from helpers.notebook import method
-from helpers.parameters import UPLOAD, Parameters, expanded, identity
-from helpers.show import tracking
+from helpers.parameters import UPLOAD, Parameters, identity
+from helpers.show.tracking import hide_bars, say
 
 from . import checkpoint, disk, folder_lock, mirror, provenance
 
@@ -26,20 +23,23 @@ RESULTS_SCHEMA = 3
 class RunFolder:
     """The folder of one run: its absolute path, whose it is, the method's file that it trains, its results.
 
-    path: absolute, whatever `%cd` does later. method: where the cell that shows the method writes its file.
+    path: absolute, whatever `%cd` does later.
     """
 
     def __init__(self, path: Path, notebook: str, params: Parameters):
-        self.path, self.claimed, self.notebook, self.params = path, path, notebook, params
+        self.path = self.claimed = path
+        self.notebook, self.params = notebook, params
         self.definition = {"notebook": notebook, **identity(params)}
         self.mirror: mirror.Mirror | None = None
-        self.method: Path | None = None
-        if getattr(helpers, "shown", None):
-            module, _ = method.shown()
-            self.method = Path(tempfile.mkdtemp(prefix="method-")) / f"{module.rpartition('.')[2]}.py"
+
+    @functools.cached_property
+    def method(self) -> Path:
+        """Where the cell that shows the method writes its file."""
+        module, _ = method.shown()
+        return Path(tempfile.mkdtemp(), f"{module.rpartition('.')[2]}.py")
 
     @classmethod
-    def claim(cls, notebook: str, params: Parameters) -> RunFolder:
+    def claim(cls, notebook: str, params: Parameters) -> "RunFolder":
         """Creates `params.output_dir` for a new run, or takes it for the same run again, which has the same `identity`.
 
         A folder belongs to a run from its first trained step or its results on; before that other parameters may have it.
@@ -49,59 +49,55 @@ class RunFolder:
             OSError: the folder, or the second place, cannot be read or written.
             FolderTaken: another process owns the folder.
         """
-        run = cls(expanded("output_dir", params.output_dir).absolute(), notebook, params)
+        run = cls(Path(params.output_dir).absolute(), notebook, params)
         run._take()
-        tracking.hide_bars()
+        hide_bars()
         return run
 
     def _take(self) -> None:
         """Makes `path` the folder of this run, as `claim` says, with what a second place has of it."""
         if mirror.DRIVE_POINT in self.path.parents and not os.path.ismount(mirror.DRIVE_POINT):
-            raise ValueError(
-                f"output_dir={str(self.path)!r}: Google Drive is not mounted; set keep_in='drive', or another folder"
-            )
-        self._require_own("output_dir", self.path)
+            raise ValueError(f"output_dir={str(self.path)!r}: Google Drive is not mounted; set keep_in='drive'")
+        keep_in, resume = self.params.keep_in, self.params.resume
+        self._require("output_dir", self.path, self.definition, resume)
         folder_lock.own(self.path)
-        keep_in, self.mirror = self.params.keep_in, None
         if keep_in:
             place = mirror.place_of(keep_in, self.path)
             try:
-                self._require_own("keep_in", place)
+                self._require("keep_in", place, self.definition, resume)
                 folder_lock.own(place, "keep_in")
                 mirror.restore(place, self.path)
             except OSError as error:
                 raise OSError(
-                    f"keep_in={keep_in!r} cannot be used: {error}. Free space, mount its disk, or name another place"
+                    f"keep_in={keep_in!r} cannot be used: {error}. Free space, or name another place"
                 ) from error
+            if folder_lock.is_owner(place):  # not the kernel that started this process
+                self.mirror = mirror.mirror_of(self.path, place)
         elif "COLAB_RELEASE_TAG" in os.environ:
-            tracking.say(
-                "ATTENTION: this run is deleted with this runtime's disk: set keep_in='drive' to continue in a new one"
-            )
+            say("ATTENTION: this run is deleted with this runtime's disk: set keep_in='drive' to continue in a new one")
         trained = _trained(self.path)
+        say(f"output_dir: the run {f'goes on from {trained[0].name}' if trained else 'begins at step 0'}")
         if not trained:
             disk.write_json(self.path / RUN_FILE, self.definition)
-        tracking.say(f"output_dir: the run {f'goes on from {trained[0].name}' if trained else 'begins at step 0'}")
         data_source.kept_upload = None
         if trained or ranks.count() > 1:  # in a kernel's processes the file is chosen
             data_source.kept_upload = next((self.path / UPLOADED).glob("*"), None)
-        if keep_in:
-            self.mirror = mirror.mirror_of(self.path, place)
 
-    def _require_own(self, name: str, folder: Path) -> None:
+    def _require(self, name: str, folder: Path, definition: dict, resume: bool = True) -> None:
         """Raises ValueError if a folder holds the trained steps or the results of another run; `name` is its parameter."""
-        trained = _trained(folder)
-        if not trained:
-            return
         recorded = disk.read_json(folder / RUN_FILE) or {}
-        differences = _differences(recorded, self.definition)
+        differences = []
+        for key, value in definition.items():
+            if recorded.get(key) != value:
+                differences.append(f"{key}={recorded.get(key)!r} there, {value!r} here")
         problem = ""
         if "parameters" in recorded:
             problem = "a run of version 0.2, which this version does not read"
         elif differences:
-            problem = f"another run ({differences})"
-        elif not self.params.resume:
+            problem = f"another run ({'; '.join(differences)})"
+        elif not resume:
             problem = "this run, and resume=False"
-        if problem:
+        if problem and _trained(folder):
             raise ValueError(
                 f"{name}={str(folder)!r} holds {problem}. Nothing was touched: set {name} to a new folder, or set back what differs"
             )
@@ -110,15 +106,11 @@ class RunFolder:
         """Notes what else must be the same when the run goes on, such as the digest of its data. Raises ValueError if it differs."""
         chosen = data_source.chosen_upload
         if self.params.data_source == UPLOAD and chosen and not data_source.kept_upload:
-            mirror.copy_file(chosen, self.path / UPLOADED / chosen.name)
+            (self.path / UPLOADED).mkdir(exist_ok=True)
+            shutil.copy(chosen, self.path / UPLOADED)
         recorded = disk.read_json(self.path / RUN_FILE)
         known = {name: fact for name, fact in facts.items() if name in recorded}
-        problem = _differences(recorded, known)
-        if problem and _trained(self.path):
-            raise ValueError(
-                f"output_dir={str(self.path)!r} has checkpoints of another run: {problem}. Set output_dir to a new folder, or restore what "
-                "was changed"
-            )
+        self._require("output_dir", self.path, known)
         self.definition |= facts
         disk.write_json(self.path / RUN_FILE, recorded | facts)
 
@@ -129,21 +121,14 @@ class RunFolder:
 
         Raises ValueError if this folder holds a run of another file, and what `claim` raises.
         """
-        assert self.method  # a notebook has one
         module, built = method.shown()
         text = self.method.read_text(encoding="utf-8")
-        compile(text, self.method.name, "exec")  # a SyntaxError names the line of the cell
         self.definition["method_file"] = digest = method.digest(text)
-        before, self.path = self.path, self.claimed
-        message = f"{self.method.name} is trained as it was shown"
+        self.path = self.claimed
         if digest != built:
             self.path = self.claimed.with_name(f"{self.claimed.name}-edited-{digest[:8]}")
-            message = (
-                f"{self.method.name} was edited: this run trains your version, in a folder of its own, {self.path}"
-            )
-        if self.path != before:
-            self._take()
-        self.note(method_file=digest)
+            say(f"{self.method.name} was edited: this run trains your version, in a folder of its own, {self.path}")
+        self._take()
         folder = self.path / "method"
         folder.mkdir(exist_ok=True)
         for source in method.room_of(module).glob("*.py"):  # a saved model may bring them along
@@ -152,12 +137,11 @@ class RunFolder:
         file.write_text(text, encoding="utf-8")
         method.use(module, file)
         xla.keep_programs(self.path / "compiled")
-        tracking.say(message)
 
-    def results(self, runtime: Runtime, **parts: Any) -> Path:
+    def results(self, runtime, **parts: Any) -> Path:
         """Writes `results.json` (docs/architecture.md lists its keys) and returns its path.
 
-        parts: `data` with source, revision and sha256, `eval`, `artifacts` and whatever else the notebook measured.
+        runtime: what `runtime.detect` returned. parts: `data` with source, revision and sha256, `eval`, `artifacts` and whatever else the notebook measured.
         """
         results = {
             "schema": RESULTS_SCHEMA,
@@ -174,9 +158,9 @@ class RunFolder:
         if self.mirror:
             problem = self.mirror.copy()
             if problem:
-                tracking.say(f"ATTENTION: keep_in: not everything is copied ({problem}): run this cell again")
+                say(f"ATTENTION: keep_in: not everything is copied ({problem}): run this cell again")
             else:
-                tracking.say(f"keep_in: everything is copied to {self.mirror.place}")
+                say(f"keep_in: everything is copied to {self.mirror.place}")
         return self.path / RESULTS_FILE
 
 
@@ -184,12 +168,3 @@ def _trained(folder: Path) -> list[Path]:
     """Checkpoints of steps that were trained, the newest first, and results."""
     checkpoints = [path for path in checkpoint.listed(folder) if checkpoint.step_of(path)]
     return [*checkpoints, *folder.glob(RESULTS_FILE)]
-
-
-def _differences(recorded: dict, definition: dict) -> str:
-    """How a recorded run differs from this one, in words."""
-    differences = []
-    for name, value in definition.items():
-        if recorded.get(name) != value:
-            differences.append(f"{name}={recorded.get(name)!r} there, {value!r} here")
-    return "; ".join(differences)

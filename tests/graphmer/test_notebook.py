@@ -51,7 +51,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     assert again["eval"]["after"] == results["eval"]["after"]
     source = next((alone / "sources").rglob("*.py"))
     source.write_text(source.read_text() + "# edited since\n")  # the same graph, another text
-    assert "has checkpoints of another run" in refused("graphmer_se", alone, tiny(alone))
+    assert "holds another run (data=" in refused("graphmer_se", alone, tiny(alone))
 
 
 @pytest.mark.slow

@@ -56,12 +56,12 @@ def test_a_disk_that_does_not_answer_is_never_taken_for_an_empty_one(tmp_path, c
     assert os.strerror(code) in answer and str(tmp_path / "checkpoint-1/sealed.json") in answer
 
 
-def test_rotation_keeps_the_newest_the_best_and_the_one_that_is_copied(tmp_path):
+def test_rotation_keeps_the_newest_the_best_and_the_one_that_is_copied(tmp_path, monkeypatch):
     write(tmp_path, 0, 1, 2, 3, 4, 5)
     harness.write(tmp_path, {"checkpoint-6/model.bin": bytes(5)})  # not whole: never the newest
-    checkpoint.copied.add(tmp_path / "checkpoint-2")
+    monkeypatch.setattr(checkpoint, "copied", tmp_path / "checkpoint-2")
     checkpoint.rotate(tmp_path, best=1)
     assert steps(tmp_path) == [5, 4, 2, 1]
-    checkpoint.copied.clear()
+    checkpoint.copied = None
     checkpoint.rotate(tmp_path, best=5)
     assert steps(tmp_path) == [5, 4]

@@ -58,10 +58,11 @@ def test_an_owner_that_was_killed_is_replaced_even_before_it_wrote_its_name(owne
 
 def test_a_silent_owner_on_another_machine_is_replaced_after_a_while(tmp_path, monkeypatch):
     monkeypatch.setattr(folder_lock, "SILENCE", 4.0)
-    monkeypatch.setattr(folder_lock, "HEARTBEAT", 1.0)
     write_lease(tmp_path, 4.0)
     folder_lock.own(tmp_path)
-    assert owner_of(tmp_path) == os.getpid()
+    assert owner_of(tmp_path) == os.getpid() and folder_lock.is_owner(tmp_path)
+    write_lease(tmp_path, 4.0)  # as a machine that has not seen this one for a while
+    assert not folder_lock.is_owner(tmp_path)
 
 
 def test_a_process_that_a_kernel_started_works_in_the_folder_of_the_kernel(tmp_path):

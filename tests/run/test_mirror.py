@@ -1,5 +1,6 @@
 """helpers.run.mirror: a second place from which a new machine continues, whatever a mounted Drive does."""
 
+import itertools
 import os
 import random
 import shutil
@@ -17,6 +18,7 @@ from helpers.run import checkpoint, folder_lock, mirror
 from helpers.run.run_folder import RunFolder
 from tests import colab
 from tests.harness import write
+from tests.run.test_folder_lock import write_lease
 
 pytestmark = pytest.mark.once
 
@@ -54,7 +56,7 @@ def steps(folder: Path) -> list[int]:
 
 def test_whatever_a_drive_loses_a_new_machine_has_a_whole_run_or_begins_anew(tmp_path):
     chance, newest = random.Random(0), set()
-    for number in range(20):
+    for number in range(8):
         drive = colab.Drive(tmp_path / f"drive {number}")
         run = claim(tmp_path / f"{number}", drive.mounted)
         run.mirror.copy()
@@ -75,10 +77,10 @@ def test_old_copies_are_emptied_and_removed_when_newer_ones_have_settled(tmp_pat
     train(run, 1, 2)
     run.mirror.copy()
     (tmp_path / "trash").hardlink_to(kept / "checkpoint-1/weights")  # as Drive's trash keeps its bytes
-    write(kept, {".part-checkpoint-1/weights": b"of a machine that died"})
+    write(kept, {".part/weights": b"of a machine that died"})
     train(run, 3, 4)
     run.mirror.copy()
-    assert steps(kept) == [4, 3, 2, 1] and not (kept / ".part-checkpoint-1").exists()
+    assert steps(kept) == [4, 3, 2, 1] and not (kept / ".part").exists()
     monkeypatch.setattr(mirror, "SETTLED", 0.0)
     run.mirror.copy()
     assert steps(kept) == [4, 3]
@@ -86,20 +88,19 @@ def test_old_copies_are_emptied_and_removed_when_newer_ones_have_settled(tmp_pat
 
 
 def test_a_place_that_is_slower_than_the_saves_holds_the_newest_and_is_named(tmp_path, monkeypatch, capsys):
-    run, copytree, saved = claim(tmp_path, tmp_path / "kept"), shutil.copytree, iter(range(3, 100))
+    run, copy, saved = claim(tmp_path, tmp_path / "kept"), mirror._copy_checkpoint, iter([3, 4, 5, 6])
 
     def slow(source, target):
-        if next(saved) < 9:
-            train(run, next(saved), next(saved))  # meanwhile the run saves twice
-        return copytree(source, target)
+        train(run, *itertools.islice(saved, 2))  # meanwhile the run saves twice
+        copy(source, target)
 
-    monkeypatch.setattr(shutil, "copytree", slow)
+    monkeypatch.setattr(mirror, "_copy_checkpoint", slow)
     train(run, 1, 2)
-    assert run.mirror.copy() == ""
-    assert steps(run.mirror.place)[0] == steps(run.path)[0] == 8
+    for look, newest in enumerate([2, 4, 6], 1):
+        assert run.mirror.copy() == "" and steps(run.mirror.place)[0] == newest, look
     assert capsys.readouterr().out.count("needs longer for a checkpoint") == 1
     shutil.rmtree(run.path)
-    assert steps(claim(tmp_path, tmp_path / "kept").path)[0] == 8
+    assert steps(claim(tmp_path, tmp_path / "kept").path)[0] == 6
 
 
 def test_a_copy_that_lost_a_part_is_made_anew_in_the_next_session(tmp_path):
@@ -132,7 +133,7 @@ def test_what_cannot_be_the_second_place_is_refused_by_name(tmp_path):
     assert not (tmp_path / "two/run/checkpoint-1").exists()
     with pytest.raises(ValueError, match=r"keep_in=.*resume=False"):
         claim(tmp_path / "two", tmp_path / "kept", resume=False)
-    with pytest.raises(ValueError, match="lie in each other"):
+    with pytest.raises(ValueError, match=r"keep_in=.* is in output_dir="):
         claim(tmp_path, tmp_path / "run")
     with pytest.raises(ValueError, match=r"keep_in='drive': Google Drive was not mounted"):
         claim(tmp_path / "three", "drive")
@@ -146,11 +147,21 @@ def test_a_second_place_that_fails_is_named_and_training_goes_on(tmp_path, capsy
     run = claim(tmp_path, tmp_path / "kept")
     (tmp_path / "kept").rename(tmp_path / "gone")
     train(run, 1, 2)
-    assert run.mirror.copy() and run.mirror.copy()
+    looks = iter([1, 2])
+    with monkeypatch.context() as patch, pytest.raises(StopIteration):
+        patch.setattr(time, "sleep", lambda seconds: next(looks))
+        run.mirror.run()
     assert capsys.readouterr().out.count("ATTENTION: keep_in: not copied") == 1 and not (tmp_path / "kept").exists()
     (tmp_path / "gone").rename(tmp_path / "kept")
     run.results(runtime.detect(False))
     assert steps(run.mirror.place) == [2, 1] and (run.mirror.place / "results.json").exists()
+
+
+def test_a_place_that_another_machine_took_is_left_to_it_and_named(tmp_path):
+    run = claim(tmp_path, tmp_path / "kept")
+    write_lease(run.mirror.place, folder_lock.SILENCE)
+    train(run, 1)
+    assert "a run on another machine has taken it" in run.mirror.copy() and steps(run.mirror.place) == []
 
 
 def test_uploaded_data_go_along_and_are_not_asked_for_again(tmp_path, monkeypatch):

@@ -77,7 +77,7 @@ def test_checkpoints_of_other_data_are_not_gone_on_with(tmp_path):
     add_checkpoints(tmp_path, 5)
     before = tree(tmp_path)
     claim(tmp_path).note(data="mine.csv, sha256 1", examples_a_step=32)  # is new, and noted
-    with pytest.raises(ValueError, match=r"of another run: data='mine.csv, sha256 1' there, 'mine.csv, sha256 2' here"):
+    with pytest.raises(ValueError, match=r"another run .data='mine.csv, sha256 1' there, 'mine.csv, sha256 2' here"):
         claim(tmp_path).note(data="mine.csv, sha256 2")
     with pytest.raises(ValueError, match="examples_a_step=32 there, 16 here"):
         claim(tmp_path).note(examples_a_step=16)
@@ -120,7 +120,7 @@ def test_weights_of_another_text_of_the_method_are_not_gone_on_with(tmp_path, mo
     run.note(method_file="of a notebook of another version")
     add_checkpoints(tmp_path, 5)
     run.method.write_text(text)
-    with pytest.raises(ValueError, match="of another run: method_file='of a notebook of another version' there"):
+    with pytest.raises(ValueError, match=r"another run .method_file='of a notebook of another version' there"):
         run.use_method()
 
 
