@@ -3,24 +3,19 @@
 from evidence import declarations, pictures
 from evidence.seeds import Difference
 
-from helpers.legal.evaluation import TRAINED, WORDS
+from helpers.legal.evaluation import WORDS
 from helpers.legal.parameters import STEPS, LegalParameters
 from helpers.show import tables
-from helpers.show.intervals import Interval, wilson
+from helpers.show.intervals import wilson
 from tools.pages import result
 
 FILE, FORMER = "legal_cpu.json", "legal_former_studies.json"
 ALONE, PROBE = "trained on labels alone", "linear probe on the frozen model"
-FIGURE = "docs/figures/legal_reasoning.png"
 TITLES = {
     "overruling": ("whether a sentence overrules a case", "accuracy"),
     "unfair_tos": ("which kind of unfair term a clause is", "macro_f1"),
     "contract_nli": ("what an agreement says about a statement (ContractNLI)", "accuracy"),
 }
-
-
-def _percent(share: Interval) -> str:
-    return f"{100 * share.value:.1f} ({100 * share.low:.1f} to {100 * share.high:.1f})"
 
 
 def _shares(values: list[float]) -> str:
@@ -41,21 +36,16 @@ def _less(study: dict, system: str) -> Difference:
 
 
 def headline() -> str:
-    """The model that was trained with chains, beside the strongest simple method and the same model on labels alone."""
+    """The model that was trained with its reasoning, beside the strongest simple method and the same model on answers alone."""
     fewer, most = (study for _, study in sorted(_studies().items()))
-    counts = sorted(_studies())
-    scores = most["scores"]
-    right = {name: f"{100 * values['value']:.1f} %" for name, values in scores["systems"].items()}
-    worse = {task: values for task, values in _former().items() if values["high"] < 0}
-    shares = " and ".join(f"{-100 * values['value']:+.1f}" for values in worse.values())
+    counts, questions = sorted(_studies()), most["scores"]["questions"]
+    probe, words = (100 * most["scores"]["systems"][name]["value"] for name in (PROBE, WORDS))
     return (
-        f"The answer needs several steps (diversity jurisdiction). SmolLM2-135M, fine-tuned on {counts[1]} records with their reasoning, answers "
-        f"**{_shares(most['right']['chains'])} %** of {scores['questions']} unseen questions rightly (three seeds), after {counts[0]} records "
-        f"{_shares(fewer['right']['chains'])} %. The strongest simple method, a linear probe on the frozen model, has {right[PROBE]} after {counts[1]} "
-        f"records; the fine-tuned model is {_less(most, PROBE).text(1, 100)} points above it, and {_less(most, ALONE).text(1, 100)} above the same model "
-        f"trained on the answers alone. These runs had {most['passes']['chains']} and {fewer['passes']['chains']} passes, evaluated after each; by default "
-        f"the notebook trains at least {STEPS} steps. Counting words has {right[WORDS]}, and a written rule of three lines answers all questions. Where words give the "
-        f"label away, counting them is ahead ({shares} points, one seed each)"
+        f"SmolLM2-135M, fine-tuned on {counts[1]} records with their reasoning, answers **{_shares(most['right']['chains'])} %** of {questions} unseen "
+        f"questions rightly (three seeds), after {counts[0]} records {_shares(fewer['right']['chains'])} %. The strongest simple method, a linear probe on "
+        f"the frozen model, has {probe:.1f} %, and counting words {words:.1f} %. The difference to the probe is {_less(most, PROBE).text(1, 100)} points. "
+        f"A written rule of three lines answers every question. These runs had {most['passes']['chains']} and {fewer['passes']['chains']} passes; by "
+        f"default the notebook trains at least {STEPS} steps."
     )
 
 
@@ -78,37 +68,7 @@ def beats() -> str:
     """Whether fine-tuning is better than the strongest simple method, in a few words."""
     most = _studies()[max(_studies())]
     less = _less(most, PROBE)
-    return (
-        f"{less.answer} where the answer needs reasoning: {less.numbers(1, 100)} points over a linear probe on the frozen model; no where words "
-        "give the label away"
-    )
-
-
-def dropout() -> str:
-    """Adapters' dropout: the lowest loss on the development records, by seed."""
-    losses, rows = result(FILE)["dev_losses"], []
-    for seed in range(3):
-        runs = {"no dropout": f"chains, 240 records, seed {seed}", "0.05": f"dropout, seed {seed}"}
-        rows.append({"seed": seed} | {rate: f"{min(losses[run]):.4f}" for rate, run in runs.items() if run in losses})
-    return tables.markdown(rows)
-
-
-def chains() -> str:
-    """A row a system, after the most training records."""
-    study, rows = _studies()[max(_studies())], []
-    scores = study["scores"]
-    systems = sorted(scores["systems"].items(), key=lambda system: system[1]["value"])
-    for name, values in systems:
-        label = "**trained with chains**" if name == TRAINED else name
-        rows.append(
-            {
-                "answers": label,
-                "right, %": _percent(wilson(values["value"], scores["questions"])),
-                "difference of the trained model, points": _less(study, name).text(1, 100) if name != TRAINED else "",
-            }
-        )
-    rows.append({"answers": "a written rule of three lines: the answer key", "right, %": "100, by construction"})
-    return tables.markdown(rows)
+    return f"{less.answer}: {less.numbers(1, 100)} points over a linear probe on the frozen model; no where words give the label away"
 
 
 def steps() -> str:
@@ -146,17 +106,15 @@ def _former() -> dict[str, dict]:
 
 
 def former() -> str:
-    """Three tasks whose label the words of a text carry, of a former study: a line each."""
-    lines = []
+    """Three tasks whose label the words of a text carry, of a former study."""
+    parts = []
     for task, less in _former().items():
         title, measure = TITLES[task]
-        study = result(FORMER)["tasks"][task]
-        seeds = f"{study['seeds']} seed{'s' * (study['seeds'] != 1)}, interval over the texts alone"
-        lines.append(
-            f"- {title}: {100 * study['systems']['trained'][measure]['value']:.1f} % {measure.replace('_', ' ')} after {study['train_rows']} records, "
-            f"{100 * less['value']:+.1f} ({100 * less['low']:+.1f} to {100 * less['high']:+.1f}) compared with the best method that counts words ({seeds})"
-        )
-    return "\n".join(lines)
+        parts.append(f"{title} ({measure.replace('_', ' ')}) {100 * less['value']:+.1f}")
+    return (
+        "In three tasks of an earlier study single words reveal the label. There fine-tuning, less the best method that counts words, gave in points: "
+        f"{'; '.join(parts)}. The first has three seeds, the others one."
+    )
 
 
 def parameters() -> str:
