@@ -4,8 +4,6 @@ Two jobs. *Past questions*: questions with their answers, both of which are sear
 same answers test, else questions about answers that no training pair has. *A folder*: documents alone, whose headings are the questions.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
@@ -100,9 +98,7 @@ def load(
     """
     place = locate(data_source)
     sections, questions, kind = _content(_read(place))
-    passages: list[Passage] = []
-    for section in sections:
-        passages += cut(section, spans, limit)
+    passages = [passage for section in sections for passage in cut(section, spans, limit)]
     draw = random.Random(seed)
     parts, split = _divide(draw.sample(questions, len(questions)), kind, draw)
     training = from_questions(parts["past"], passages)
@@ -167,12 +163,9 @@ def _from_folder(folder: Path, source: str) -> list[Passage]:
 
 
 def _from_file(path: Path, source: str) -> list[Passage]:
-    if path.suffix.lower() not in documents.SUFFIXES:
-        return _convert(read_rows(path, ROWS, source), _from_row, source)
-    try:
+    if path.suffix.lower() in documents.SUFFIXES:
         return documents.read_document(path, source)
-    except ValueError as error:
-        raise ValueError(f"{source} {error}") from error
+    return _convert(read_rows(path, ROWS, source), _from_row, source)
 
 
 def _from_hub(place: Place) -> list[Passage]:
@@ -220,11 +213,11 @@ def _text(row: Row, column: str) -> str:
 
 def _pair(question: str, answer: str) -> Passage:
     """Equal answers, by case and white space, are one document."""
-    return Passage(_short_name("answer", answer), "", question, answer)
+    return Passage(_short_name(answer), "", question, answer)
 
 
-def _short_name(kind: str, text: str) -> str:
-    return f"{kind} {hashlib.sha256(_fold(text).encode()).hexdigest()[:8]}"
+def _short_name(text: str) -> str:
+    return f"text {hashlib.sha256(_fold(text).encode()).hexdigest()[:8]}"
 
 
 def _document(row: Row) -> Passage:
@@ -236,7 +229,7 @@ def _document(row: Row) -> Passage:
         body = body[len(title) :].lstrip(" .:\n")
     if not body:
         title, body = "", title or _text(row, "text")
-    name = row.values.get("_id") or row.values.get("id") or _short_name("text", title + body)
+    name = row.values.get("_id") or row.values.get("id") or _short_name(title + body)
     return Passage(str(name), title, body)
 
 

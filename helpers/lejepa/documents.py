@@ -4,8 +4,6 @@ for section in read_document(path, name):        # ValueError for a file that ca
     passages += cut(section, spans, limit)       # no passage is longer than the model reads
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import re
@@ -52,18 +50,16 @@ class Passage(NamedTuple):
 
 
 def read_document(path: Path, name: str) -> list[Passage]:
-    """The sections of a file, each with the headings above it.
+    """The sections of a file, each with the headings above it. name: of the document, with which an error begins.
 
-    Raises ValueError, with a message that begins with a verb, for a file that cannot be read or holds no text.
+    Raises ValueError for a file that cannot be read or holds no text.
     """
     try:
         sections = list(_sections(name, READERS.get(path.suffix.lower(), _markdown)(path)))
-    except ValueError:
-        raise
     except Exception as error:  # a damaged PDF or Word file ends in any error of Python
-        raise ValueError(f"cannot be read ({type(error).__name__}: {error})") from error
+        raise ValueError(f"{name} cannot be read: {error}") from error
     if not sections:
-        raise ValueError("holds no text; scanned pages need OCR first")
+        raise ValueError(f"{name} holds no text; scanned pages need OCR first")
     return sections
 
 

@@ -1,7 +1,5 @@
 """What a search is worth: nDCG@10 over documents, question by question, and the difference of two searches with its interval."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

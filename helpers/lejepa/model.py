@@ -7,8 +7,6 @@ With the head in closed form the model ranks as the backbone does; LeJEPA's trai
 SentenceTransformer of stock modules: it saves, loads and trains as any other.
 """
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Parameters of the LeJEPA notebooks, and the recipe behind their zeros."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import model_validator
@@ -69,9 +67,7 @@ def choose_base_model(base_model: str, kind: str) -> str:
     """The model that "auto" stands for on a device of this kind: MiniLM on a CPU, mpnet on a GPU or TPU."""
     if base_model != AUTO:
         return base_model
-    if kind == "cpu":
-        return MINILM
-    return MPNET
+    return MINILM if kind == "cpu" else MPNET
 
 
 def recipe(examples: int, answers: int, row_tokens: float, sequence_length: int, kind: str) -> Recipe:

@@ -3,8 +3,6 @@
 Sources are parsed, never imported; the texts are read where they lie, and none is part of this package.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import itertools

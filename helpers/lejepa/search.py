@@ -1,7 +1,5 @@
 """The search over passages: its indexes, its weights, and the folder that answers without this package (`standalone.py`)."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import runpy

@@ -3,8 +3,6 @@
 The trainer adds to the shared one the slices of SIGReg by the run's step, and gradient caching.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

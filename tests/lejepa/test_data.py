@@ -190,7 +190,7 @@ def test_judged_questions_of_a_hub_set_are_past_questions_about_its_documents(tm
         ("jsonl", [{"text": 3}], "column `text` holds a int and not text"),
         ("jsonl", rows(1, text="text {n}"), "1 different texts to train on; at least 2 are needed. Add documents"),
         ("txt", "same\n" * 20, "1 different texts to train on"),
-        ("pdf", "no", "cannot be read (Pdf"),
+        ("pdf", "no", "cannot be read: "),
         ("png", "no", "cannot read .png; use .jsonl, .csv"),
     ],
 )
@@ -209,7 +209,7 @@ def test_a_folder_names_every_file_that_was_not_read_and_reads_the_others(tmp_pa
     assert len(collection.documents) == 12 + 1 + 2 and collection.kind == "past questions"
     printed = capsys.readouterr().out
     assert "passed over: {'.png': 1}" in printed and printed.count("not read: ") == 3
-    assert "not read: brief.docx needs the package python-docx: pip install python-docx" in printed
+    assert "not read: brief.docx cannot be read: needs the package python-docx: pip install python-docx" in printed
     assert "not read: empty.md holds no text" in printed and "not read: other.csv: " in printed
 
 
