@@ -156,12 +156,11 @@ def by_likelihood(model, template, questions, choices) -> list[str]:
 def with_examples(train, questions, count: int) -> list[Record]:
     """The questions with the `count` nearest training records, solved, as turns before them; the nearest stands last."""
     solved = []
-    for record, rows in zip(questions, evaluation.nearest(train, questions, count), strict=True):
+    for record, rows in zip(questions, evaluation.nearest(train, questions)[:, :count], strict=True):
         turns = [message for row in reversed(rows) for message in train[row].messages]
         turns = [message for message in (*turns, *record.messages) if message["role"] != "system"]
-        if record.system:
-            turns.insert(0, record.messages[0])
-        solved.append(replace(record, messages=tuple(turns)))
+        system = [message for message in record.messages[:1] if message["role"] == "system"]
+        solved.append(replace(record, messages=(*system, *turns)))
     return solved
 
 
@@ -314,7 +313,7 @@ class Study:
         if form == "labels":
             return by_likelihood(model, template, asked, self.records[form].choices), []
         samples = evaluation.written(model, template, asked, max_new_tokens=WRITTEN, batch_size=AT_ONCE)
-        return [sample["answer"] for sample in samples], [sample["reasoning"] for sample in samples]
+        return [sample["answer"] for sample in samples], [sample[evaluation.STEPS] for sample in samples]
 
     # -- in order --
 

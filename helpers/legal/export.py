@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -30,7 +29,7 @@ and save the tokenizer beside it."""
 def export(
     model, template, folder: Path, *, base_model: str, system: str, card: Mapping[str, Sequence[tables.Row]]
 ) -> Path:
-    """Writes `model` to `folder` and returns it. Files of the same names are replaced once all new files are written.
+    """Writes `model` to `folder` and returns it.
 
     A PEFT model gives its adapter and, unless its base has 4 bits, in `merged/` the whole model, merged in a copy on the CPU:
     `model` stays as it is. Weights keep their dtype. A Modelfile lies beside the whole model.
@@ -38,79 +37,56 @@ def export(
     system: the text that most records were trained with, or "". card: sections of the README by title, as rows of a table.
     """
     set_stop_tokens(model.generation_config, template)
-    is_adapter = hasattr(model, "peft_config")
-    four_bits = getattr(model, "is_loaded_in_4bit", False)
-    if model.device.type == "xla" or (is_adapter and not four_bits):
+    has_adapter, four_bits = hasattr(model, "peft_config"), getattr(model, "is_loaded_in_4bit", False)
+    if not four_bits:
         model = cpu_copy(model)
-    staging = folder.with_name(f".staging-{folder.name}")
-    shutil.rmtree(staging, ignore_errors=True)
-    place = "."  # of the model with all of its weights
-    if is_adapter:
+    whole, use = folder, USE.format(folder=".", gguf=GGUF)
+    if has_adapter:
+        whole, use = folder / MERGED, USE.format(folder=MERGED, gguf=GGUF)
         (config,) = model.peft_config.values()
         config.base_model_name_or_path, config.revision = base_model, REVISIONS.get(base_model)
         # "auto" would ask the hub whether the vocabulary grew; it never does here.
-        model.save_pretrained(staging, save_embedding_layers=False)
-        model.generation_config.save_pretrained(staging)
-        template.tokenizer.save_pretrained(staging)
-        place = "" if four_bits else MERGED
-    if place:
-        if is_adapter:
+        model.save_pretrained(folder, save_embedding_layers=False)
+        model.generation_config.save_pretrained(folder)
+        template.tokenizer.save_pretrained(folder)
+    if four_bits:
+        use = ADAPTER_ALONE
+    else:
+        if has_adapter:
             model = model.merge_and_unload()
         model.config.use_cache = True  # training switches it off
-        model.save_pretrained(staging / place, max_shard_size=SHARD)
-        template.tokenizer.save_pretrained(staging / place)
-        (staging / place / "Modelfile").write_text(modelfile(template, system), encoding="utf-8")
-    (staging / "README.md").write_text(_readme(card, place, base_model, system), encoding="utf-8")
-    shutil.copytree(staging, folder, copy_function=shutil.move, dirs_exist_ok=True)
-    shutil.rmtree(staging)
+        model.save_pretrained(whole, max_shard_size=SHARD)
+        template.tokenizer.save_pretrained(whole)
+        (whole / "Modelfile").write_text(modelfile(template, system), encoding="utf-8")
+    parts = [
+        "---\npipeline_tag: text-generation\n---",
+        f"# {Path(base_model).name}, fine-tuned on legal records",
+        f"Base model: `{base_model}`, revision `{REVISIONS.get(base_model, 'newest')}`. Its licence is on its own page.",
+        *[f"## {title}\n\n{tables.markdown(rows)}" for title, rows in card.items()],
+        f"## How to use it\n\nIt was trained with its own chat template and this system text:\n\n> {system or '(none)'}\n\n{use}\n",
+    ]
+    (folder / "README.md").write_text("\n\n".join(parts), encoding="utf-8")
     return folder
 
 
 def modelfile(template, system: str) -> str:
-    """What Ollama is told: the chat template as a Go template, the system text that was trained, and where to stop.
+    """What Ollama is told: the chat template as a Go template, the system text that was trained in it, and where to stop.
 
-    The text between two turns is read off the tokenizer's own template, rendered with marks in the place of the turns. Every
-    conversation is then: a head, with or without system text, and the turns with what stands after each.
+    The text between two turns is read off the tokenizer's own template, rendered with marks in the place of the turns.
     """
-    instruction, question = {"role": "system", "content": "<1>"}, {"role": "user", "content": "<2>"}
-    answer, last = {"role": "assistant", "content": "<3>"}, {"role": "user", "content": "<4>"}
-    text = template.text([instruction, question, answer, last], ask=True)
-    head, _, rest = text.partition("<2>")
-    after_user, _, rest = rest.partition("<3>")
-    after_assistant = rest.partition("<4>")[0]
-    alone = template.text([question], ask=True).partition("<2>")[0]
+    turns = (("system", system), ("user", "<1>"), ("assistant", "<2>"), ("user", "<3>"))
+    messages = [{"role": role, "content": content} for role, content in turns if content]
+    head, _, rest = template.text(messages, ask=True).partition("<1>")
+    after_user, _, rest = rest.partition("<2>")
+    after_assistant = rest.partition("<3>")[0]
     tokenizer = template.tokenizer
     if tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id:  # llama.cpp writes it, too
-        head, alone = head.removeprefix(tokenizer.bos_token), alone.removeprefix(tokenizer.bos_token)
-    head = head.replace("<1>", "{{ .System }}")
+        head = head.removeprefix(tokenizer.bos_token)
     user = f'{{{{ if eq .Role "user" }}}}{{{{ .Content }}}}{after_user}'
     assistant = f'{{{{ else if eq .Role "assistant" }}}}{{{{ .Content }}}}{after_assistant}'
-    turns = f"{{{{ range .Messages }}}}{user}{assistant}{{{{ end }}}}{{{{ end }}}}"
     lines = [f"FROM ./{GGUF}"]
-    lines.append(f'TEMPLATE """{{{{ if .System }}}}{head}{{{{ else }}}}{alone}{{{{ end }}}}{turns}"""')
-    if system:
-        lines.append(f'SYSTEM """{system}"""')
+    lines.append(f'TEMPLATE """{head}{{{{ range .Messages }}}}{user}{assistant}{{{{ end }}}}{{{{ end }}}}"""')
     for stop in tokenizer.convert_ids_to_tokens(template.stop_token_ids()):
         lines.append(f'PARAMETER stop "{stop}"')
     lines.append("PARAMETER temperature 0\n")
     return "\n".join(lines)
-
-
-def _readme(card: Mapping[str, Sequence[tables.Row]], place: str, base_model: str, system: str) -> str:
-    """The model card: what was passed in, and how to use the folder `place`, "" where there is the adapter alone."""
-    from huggingface_hub import ModelCardData
-
-    front = ModelCardData(pipeline_tag="text-generation", library_name="transformers" if place == "." else "peft")
-    if base_model.count("/") == 1 and not Path(base_model).exists():  # an id of the hub
-        front.base_model = base_model
-    parts = [
-        f"---\n{front.to_yaml()}\n---",
-        f"# {Path(base_model).name}, fine-tuned on legal records",
-        f"Base model: `{base_model}`, revision `{REVISIONS.get(base_model, 'newest')}`. Its licence is on its own page.",
-    ]
-    for title, rows in card.items():
-        parts.append(f"## {title}\n\n{tables.markdown(rows)}")
-    trained = "It was trained with its own chat template" + (f" and this system text:\n\n> {system}" if system else ".")
-    use = USE.format(folder=place, gguf=GGUF) if place else ADAPTER_ALONE
-    parts.append(f"## How to use it\n\n{trained}\n\n{use}\n")
-    return "\n\n".join(parts)

@@ -70,8 +70,8 @@ def step_loss(model, blocks: dict[str, torch.Tensor]) -> torch.Tensor:
     return summed_loss(model, blocks)
 
 
-def train(trainer: LegalTrainer, params: LegalParameters) -> None:
-    """Trains, here or in as many processes as the machine counts GPUs.
+def train(trainer: LegalTrainer, params: LegalParameters) -> dict[str, Any]:
+    """Trains, here or in as many processes as the machine counts GPUs, and returns what was measured (`trainer.results`).
 
     For several processes the code of the cells that begin with `# In every process:` is written to `cells.json` in the folder of
     the run, as it ran last. Each process runs it and takes its share of every batch. `trainer` then has the weights of the best
@@ -82,7 +82,7 @@ def train(trainer: LegalTrainer, params: LegalParameters) -> None:
         trainer.train(resume_from_checkpoint=params.resume)
         if count > 1 and ranks.is_main():
             disk.write_json(folder / MEASURED_FILE, trainer.results())
-        return
+        return trainer.results()
     trainer.model.to("cpu")  # the first process needs the memory
     torch.cuda.empty_cache()
     from IPython import get_ipython
@@ -93,14 +93,7 @@ def train(trainer: LegalTrainer, params: LegalParameters) -> None:
     processes.call(f"{__name__}:run_cells", {"file": str(folder / CELLS_FILE)}, count)
     trainer.model.to(trainer.args.device)
     trainer.train(resume_from_checkpoint=True)
-
-
-def measured(trainer: LegalTrainer) -> dict[str, Any]:
-    """What a training has measured so far (`trainer.results`), also of a training in processes of their own."""
-    file = Path(trainer.args.output_dir) / MEASURED_FILE
-    if trainer.runtime.device_count > ranks.count() and trainer.runtime.kind != "xla" and file.exists():
-        return json.loads(file.read_text(encoding="utf-8"))
-    return trainer.results()
+    return json.loads((folder / MEASURED_FILE).read_text(encoding="utf-8"))
 
 
 def run_cells(file: str) -> None:

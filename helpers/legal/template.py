@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jinja2
 
@@ -17,16 +16,13 @@ PLAIN_TEMPLATE = (
     "{% else %}{{ '### Instruction:\n' + message['content'] + '\n\n' }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %}"
 )
-REASONING = "reasoning_content"  # key of a message, in records and in templates that have one
-THINK, END_OF_THINK = "<think>\n", "\n</think>\n\n"  # around reasoning where a template has no key for it
 MARK = "law-7"
 
 
 class ChatTemplate:
     """The chat template of a tokenizer. A tokenizer without one gets `PLAIN_TEMPLATE`.
 
-    What a template has no place for goes where it has an equivalent: a system text before the first question, reasoning between
-    <think> and </think> before the answer.
+    Where a template has no place for a system text, it stands before the first question.
 
     Raises ValueError where the template ends the assistant's turn with no special token: the model could not learn to stop.
     """
@@ -37,27 +33,36 @@ class ChatTemplate:
             tokenizer.chat_template = PLAIN_TEMPLATE
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
-        self.writes_system = self._writes({"role": "system", "content": MARK}, question)
-        self.writes_reasoning = self._writes(question, answer | {REASONING: MARK})
-        self.stop_token_id = self._end_of_turn([question, answer | {"content": MARK}])
+        system, question, answer = ({"role": role, "content": MARK} for role in ("system", "user", "assistant"))
+        self.writes_system = True
+        try:
+            self.writes_system = self.text([system, question]).count(MARK) == 2
+        except Unusable:
+            self.writes_system = False
+        after = self.encode(self.text([question, answer]).rpartition(MARK)[2])
+        added = tokenizer.added_tokens_decoder
+        stops = [token for token in after if token in added and added[token].special]
+        if not stops:
+            raise ValueError(
+                "base_model: its chat template ends the assistant's turn with no special token, so that a model trained with it "
+                "cannot learn to stop. Choose another model, or set tokenizer.chat_template"
+            )
+        self.stop_token_id = stops[0]
 
-    def place(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-        """The messages with every part where the template writes it."""
-        placed = []
-        for message in messages:
-            message = dict(message)
-            if REASONING in message and not self.writes_reasoning:
-                message["content"] = THINK + message.pop(REASONING) + END_OF_THINK + message["content"]
-            placed.append(message)
-        if placed[0]["role"] == "system" and not self.writes_system:
-            system, question, *rest = placed
-            placed = [question | {"content": f"{system['content']}\n\n{question['content']}"}, *rest]
-        return placed
+    def place(self, messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+        """The messages with the system text where the template writes it."""
+        if messages[0]["role"] != "system" or self.writes_system:
+            return [*messages]
+        system, question, *rest = messages
+        return [{**question, "content": f"{system['content']}\n\n{question['content']}"}, *rest]
 
     def text(self, messages: Sequence[Mapping[str, str]], *, ask: bool = False) -> str:
         """The conversation as the model reads it; with `ask` up to where it has to write. Raises Unusable where it is refused."""
-        return self._rendered(self.place(messages), ask)
+        placed = self.place(messages)
+        try:
+            return self.tokenizer.apply_chat_template(placed, tokenize=False, add_generation_prompt=ask)
+        except (jinja2.TemplateError, TypeError) as error:
+            raise Unusable(f"the chat template refuses it ({error})") from error
 
     def prompt(self, record) -> str:
         """What a record asks, up to where the model has to write its last message."""
@@ -72,27 +77,3 @@ class ChatTemplate:
         if own in (None, self.stop_token_id):
             return [self.stop_token_id]
         return [self.stop_token_id, own]
-
-    def _rendered(self, messages: list[dict[str, Any]], ask: bool = False) -> str:
-        try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
-        except (jinja2.TemplateError, TypeError) as error:
-            raise Unusable(f"the chat template refuses it ({error})") from error
-
-    def _writes(self, *messages: dict[str, Any]) -> bool:
-        try:
-            return MARK in self._rendered(list(messages))
-        except Unusable:
-            return False
-
-    def _end_of_turn(self, turns: list[dict[str, Any]]) -> int:
-        """The special token with which the chat template ends a turn of the assistant. Raises ValueError where there is none."""
-        special = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
-        after = self._rendered(turns).rpartition(MARK)[2]
-        for token in self.encode(after):
-            if self.tokenizer.convert_ids_to_tokens(token) in special:
-                return token
-        raise ValueError(
-            "base_model: its chat template ends the assistant's turn with no special token, so that a model trained with it "
-            "cannot learn to stop. Choose another model, or set tokenizer.chat_template"
-        )

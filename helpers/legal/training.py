@@ -31,54 +31,51 @@ MOST_LENGTH = 4096  # tokens of a record, unless max_length says another number
 # ---- record -> rows
 
 
-def rows_of(record, template: ChatTemplate) -> list[dict[str, Any]]:
+def rows_of(record, template: ChatTemplate, most_tokens: int) -> list[dict[str, Any]]:
     """`prompt`, `completion` and the number of their tokens, for each turn of the assistant that is learned.
 
-    Raises Unusable where the chat template refuses the conversation.
+    Raises Unusable where the chat template refuses the conversation, and where it has more than `most_tokens`: cut, it would
+    teach an answer without its reasoning.
     """
-    rows = []
-    for turn in record.learned_turns:
+    rows: list[dict[str, Any]] = []
+    for turn in range(record.first_learned, len(record.messages)):
         messages = record.messages[: turn + 1]
-        *prompt, completion = template.place(messages)
-        tokens = len(template.encode(template.text(messages)))
-        rows.append({"prompt": prompt, "completion": [completion], "tokens": tokens})
+        if messages[-1]["role"] == "assistant":
+            *prompt, completion = template.place(messages)
+            tokens = len(template.encode(template.text(messages)))
+            rows.append({"prompt": prompt, "completion": [completion], "tokens": tokens})
+    if rows[-1]["tokens"] > most_tokens:
+        raise Unusable(f"longer than {most_tokens:,} tokens")
     return rows
 
 
 def encode(records, template: ChatTemplate, *, max_length: int = 0, reads: int = MOST_LENGTH):
     """The rows of every split as data sets, the records that they are made of, and how many tokens a record may have.
 
-    A record that the template refuses is set aside with its reason, and so is a longer record: cut, it would teach an answer
-    without its reasoning.
+    max_length: tokens, rounded up to a multiple of 128; 0 takes the longest record, at most MOST_LENGTH and what the model
+        `reads`. A record that `rows_of` refuses is set aside with its reason.
 
-    max_length: tokens, rounded up to a multiple of 128; 0 takes the longest training record, at most MOST_LENGTH and what
-        the model `reads`. Raises ValueError where most records of a split are set aside, or too few are left.
+    Raises ValueError where most records of a split are set aside.
     """
-    made: dict[str, list[tuple[Any, list[dict[str, Any]]]]] = {}
-    set_aside = list(records.set_aside)
+    most_tokens = round_up(max_length) or min(MOST_LENGTH, reads // MULTIPLE * MULTIPLE)
+    longest, set_aside = max_length, [*records.set_aside]
+    splits, data_sets = {}, {}
     for name, part in records.splits.items():
-        made[name] = []
+        usable, rows = [], []
         for record in part:
             try:
-                made[name].append((record, rows_of(record, template)))
+                rows += rows_of(record, template, most_tokens)
+                usable.append(record)
             except Unusable as reason:
                 set_aside.append((record.id, str(reason)))
-    longest = max(rows[-1]["tokens"] for _, rows in made["train"])
-    readable = reads // MULTIPLE * MULTIPLE
-    length = round_up(max_length or min(longest, MOST_LENGTH, readable))
-    splits, data_sets = {}, {}
-    for name, pairs in made.items():
-        short = [(record, rows) for record, rows in pairs if rows[-1]["tokens"] <= length]
-        fitting = {record.id for record, _ in short}
-        set_aside += [(record.id, f"longer than {length:,} tokens") for record, _ in pairs if record.id not in fitting]
-        if len(short) < max(2 if name == "train" else 1, len(records.splits[name]) / 2):
+        if 2 * len(usable) < max(1, len(part)):
             raise ValueError(
-                f"data_source={records.name!r}: {len(short)} of {len(records.splits[name])} {name} records can be used; the last "
-                f"one that cannot: {set_aside[-1:]}. Set a larger max_length, or give more records or splits of your own"
+                f"data_source={records.name!r}: {len(usable)} of {len(part)} {name} records can be used; the last one that cannot: "
+                f"{set_aside[-1:]}. Set a larger max_length, or give more records or splits of your own"
             )
-        splits[name] = [record for record, _ in short]
-        data_sets[name] = Dataset.from_list([row for _, rows in short for row in rows])
-    return data_sets, replace(records, splits=splits, set_aside=set_aside), length
+        splits[name], data_sets[name] = usable, Dataset.from_list(rows)
+        longest = max(longest, *data_sets[name]["tokens"])
+    return data_sets, replace(records, splits=splits, set_aside=set_aside), round_up(longest)
 
 
 # ---- labels -> trainer
@@ -113,19 +110,14 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
 
     def __init__(self, model, args: SFTConfig, train_dataset, eval_dataset, processing_class, **mixin):
         plan, runtime = mixin["plan"], mixin["runtime"]
-        kinds = layer_kinds(base_of(model).config.get_text_config())
-        others = set(kinds) - {FULL, SLIDING}
+        others = {*layer_kinds(base_of(model).config.get_text_config())} - {FULL, SLIDING}
         if others:
             raise ValueError(f"base_model: {others} would carry one record of a block into the next; use another model")
-        if args.label_smoothing_factor or args.loss_type != "nll" or mixin.get("compute_loss_func"):
-            raise ValueError(
-                "label_smoothing_factor, loss_type, compute_loss_func: the plain loss is computed (compute_loss)"
-            )
+        if args.label_smoothing_factor or args.loss_type != "nll":
+            raise ValueError("label_smoothing_factor, loss_type: the plain loss is computed (compute_loss)")
         on_xla, devices = runtime.kind == "xla", plan.device_count
         eval_batch = min(plan.micro_batch_size, devices * math.ceil(len(eval_dataset) / devices))
-        args.per_device_eval_batch_size = eval_batch
-        if not on_xla:
-            args.per_device_eval_batch_size //= devices
+        args.per_device_eval_batch_size = eval_batch if on_xla else eval_batch // devices
         self._whole = {"train": plan.batch_size, "eval": eval_batch}
         # The backward pass goes through what is frozen, too, and makes no gradient of its weights.
         mixin["flops_per_token"] = 4.0 * model.num_parameters() + 2.0 * model.num_parameters(only_trainable=True)
@@ -145,33 +137,25 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         rows = rows.map(_until_stop, fn_kwargs={"stop": ChatTemplate(processing_class).stop_token_id})
         rows = super()._prepare_dataset(rows, processing_class, args, packing, formatting_func, dataset_name)
         missing = -len(rows) % self._whole[dataset_name]
-        empty = {"input_ids": [[processing_class.pad_token_id]], "labels": [[IGNORED]], "seq_lengths": [[1]]}
-        columns = [name for name in empty if name in rows.column_names]
-        rows = rows.select_columns(columns)
-        filling = {name: empty[name] * missing for name in columns}
+        empty = {"input_ids": [processing_class.pad_token_id], "labels": [IGNORED], "seq_lengths": [1]}
+        rows = rows.select_columns([name for name in empty if name in rows.column_names])
+        filling = {name: [empty[name]] * missing for name in rows.column_names}
         return concatenate_datasets([rows, Dataset.from_dict(filling, features=rows.features)])
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The loss of all labels of a batch over `num_items_in_batch`, the labels of its step."""
-        devices = 1
-        if self.runtime.kind == "xla":  # one process has them all
-            devices = self.runtime.device_count
+        devices = self.runtime.device_count if self.runtime.kind == "xla" else 1  # one process has them all
         with self.accelerator.autocast():
             loss = summed_loss(model, inputs, devices)
         loss = loss / torch.as_tensor(num_items_in_batch, device=loss.device).clamp(min=1)
         if self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes
-        if return_outputs:
-            return loss, {"loss": loss}
-        return loss
+        return (loss, {"loss": loss}) if return_outputs else loss
 
     def get_eval_dataloader(self, eval_dataset=None):
-        if eval_dataset is None:
-            eval_dataset = self.eval_dataset
-        loader = super().get_eval_dataloader(eval_dataset)
-        self._labels = 0
-        for labels in eval_dataset["labels"]:
-            self._labels += len(labels) - labels.count(IGNORED)
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        loader = super().get_eval_dataloader(rows)
+        self._labels = sum(len(labels) - labels.count(IGNORED) for labels in rows["labels"])
         self._labels_a_batch = max(1, self._labels) / len(loader)
         return loader
 
@@ -187,8 +171,7 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         loader = self.get_eval_dataloader(blocks)
         loss = self.evaluation_loop(loader, "", prediction_loss_only=True).metrics["eval_loss"]
         self._metrics["eval"].clear()  # TRL's, which go into the next log
-        perplexity = math.exp(min(loss, 700.0))
-        return {"loss": loss, "perplexity": perplexity, "tokens": self._labels, "rows": len(rows)}
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "tokens": self._labels, "rows": len(rows)}
 
     def create_model_card(self, *args, **kwargs) -> None:
         """TRL writes one at every checkpoint, of what it knows; the export writes one with data and results."""
@@ -197,7 +180,5 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
 def _until_stop(row: dict[str, list[int]], stop: int) -> dict[str, list[int]]:
     """The labels without what the template writes after the end of the last turn, such as a new line, which nobody has to write."""
     labels = row["labels"]
-    if stop in labels:
-        end = len(labels) - labels[::-1].index(stop)
-        labels = labels[:end] + [IGNORED] * (len(labels) - end)
-    return row | {"labels": labels}
+    after = labels[::-1].index(stop) if stop in labels else 0
+    return row | {"labels": labels[: len(labels) - after] + [IGNORED] * after}

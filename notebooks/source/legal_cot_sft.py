@@ -71,7 +71,7 @@
 # %% [markdown]
 # ## Your settings
 #
-# 0 = choose for me. {own data} Rows may look like any of these. Other columns are ignored, and a table lists them:
+# 0 = choose for me. {own data} Rows may look like any of these. Other columns are ignored:
 #
 # ```
 # {"question": "May the tenant leave early?", "reasoning": "Step 1: ...", "answer": "Yes."}
@@ -119,8 +119,8 @@ print(f"output     {run.path}")
 # ## Data, and one record before and after
 #
 # Every row is checked. A row that cannot be used is set aside with its number and the reason; the run stops only if most rows cannot be
-# used. Reasoning stands between `<think>` and
-# `</think>` where the model's chat template has no place of its own for it. Splits of a hub set or a folder are kept as
+# used. Reasoning stands between `<think>` and `</think>`
+# before the answer. Splits of a hub set or a folder are kept as
 # they are. Of a single file one tenth is held out for validation and one tenth for the test; near-duplicate questions stay together.
 #
 # Then the model is loaded, and its chat template formats the records. With LoRA, small fp32 matrices are trained beside its
@@ -223,12 +223,11 @@ print(before["samples"][0]["text"])
 
 # %%
 # In every process: training
-from helpers.legal.launch import measured, train
+from helpers.legal.launch import train
 
 say_changed(params, globals())
 run.note(examples_a_step=plan.batch_size)
-train(trainer, params)
-cost = measured(trainer)
+cost = train(trainer, params)
 tables.show(trainer.meter.rows(cost["train"], cost.get("xla")))
 
 # %% [markdown]
@@ -257,7 +256,7 @@ axes.set(title="Answers to the test records", xlabel="share that is right, with 
 figure.savefig(run.path / "figures" / "answers.png", dpi=120)
 say_changed(params, globals())
 results = dict(
-    **measured(trainer),
+    **cost,
     data=records.provenance
     | {f"{name}_examples": len(each) for name, each in records.splits.items()}
     | {"block": block},

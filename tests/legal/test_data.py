@@ -4,6 +4,7 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -96,7 +97,7 @@ def test_a_row_of_each_shape_is_read_with_its_question_and_answer(name, tmp_path
     file, form, asked, reasoning = SHAPES[name]
     rows = [filled(form, question(n), f"Act {n}") for n in range(NUMBER)]
     records = loaded(tmp_path, rows, file)
-    assert not records.set_aside and not records.unused
+    assert not records.set_aside
     wanted = {(asked.replace("{q}", question(n)), reasoning, f"Act {n}") for n in range(NUMBER)}
     assert {(record.question, record.reasoning, record.answer) for record in everything(records)} == wanted
 
@@ -110,12 +111,12 @@ REFUSED = {
     "a message that is a text": ([{"messages": ["Why?"]}], "a message must be an object"),
     "an image in a message": ([{"messages": [USER | {"content": [{"type": "image"}]}]}], "must be a text"),
     "tool calls": ([{"messages": [USER, CALL, ASSISTANT]}], "tool calls are not read"),
-    "an answer without a text": ([{"messages": [USER, {"role": "assistant", "content": ""}]}], "a message is empty"),
+    "an answer without a text": ([{"messages": [USER, {"role": "assistant", "content": ""}]}], "and not empty"),
     "answers alone": ([{"question": "", "answer": "So."}], "no question and answer"),
-    "an empty turn": ([{"messages": [USER, {"role": "assistant", "content": " "}, USER, ASSISTANT]}], "is empty"),
+    "an empty turn": ([{"messages": [USER, {"role": "assistant", "content": " "}, USER, ASSISTANT]}], "and not empty"),
     "three records": (
         [{"question": question, "answer": "b"} for question in ("a", "a", "b", "c")],
-        "3 different records can be used, at least 10 are needed",
+        "3 different records; at least 10 are needed",
     ),
 }
 
@@ -127,7 +128,7 @@ def test_a_shape_that_cannot_be_used_is_refused_with_the_reason(name, tmp_path):
         loaded(tmp_path, rows)
 
 
-def test_every_row_that_is_set_aside_has_its_reason_and_unused_columns_are_named(tmp_path):
+def test_every_row_that_is_set_aside_has_its_reason(tmp_path):
     rows = [{"question": question(n), "answer": f"{n}", "source": "web"} for n in range(NUMBER)]
     rows += [rows[3], {"question": "Why?", "answer": None}, {"title": "a row of something else"}]
     path = written(tmp_path / "x.jsonl", rows)
@@ -139,8 +140,7 @@ def test_every_row_that_is_set_aside_has_its_reason_and_unused_columns_are_named
     assert "its columns: question)" in reasons["x.jsonl line 32"]
     assert "its columns: title)" in reasons["x.jsonl line 33"]
     assert "not a JSON object" in reasons["x.jsonl line 34"] and len(reasons) == 4
-    assert records.unused == ("source",)
-    assert [row["number"] for row in records.rows() if row["records"] == "set aside"] == [1, 1, 1, 1]
+    assert [row["number"] for row in records.rows() if row["records"].startswith("set aside")] == [1, 1, 1, 1]
     assert len(everything(records)) == NUMBER
 
 
@@ -194,24 +194,28 @@ def test_records_of_one_document_are_in_one_split(tmp_path):
 INSTRUCTION = "Read the following clause of an agreement carefully and say whether it lets a party end the agreement. "
 
 
+def pairs(texts: list[str]) -> list[tuple[int, int]]:
+    return [(i, j) for i, j in np.argwhere(near_duplicates(texts).toarray()).tolist() if i < j]
+
+
 def slow_pairs(texts: list[str]) -> list[tuple[int, int]]:
     """By set arithmetic, pair by pair."""
     sets = [{text[i : i + 5] for i in range(len(text) - 4)} for text in texts]
-    pairs = [(i, j) for j in range(len(sets)) for i in range(j)]
-    return sorted((i, j) for i, j in pairs if len(sets[i] & sets[j]) >= 0.5 * len(sets[i] | sets[j]))
+    every = [(i, j) for j in range(len(sets)) for i in range(j)]
+    return sorted((i, j) for i, j in every if len(sets[i] & sets[j]) >= 0.5 * len(sets[i] | sets[j]))
 
 
 def test_near_duplicates_are_those_of_set_arithmetic():
     texts = [record["question"].lower() for record in sample_records(3)]
     plain = [" ".join("".join(c if c.isalnum() else " " for c in text).split()) for text in texts]
-    assert near_duplicates(plain) == slow_pairs(plain)
+    assert pairs(plain) == slow_pairs(plain)
     other = [question(n) for n in range(30)]
-    assert near_duplicates([*other, other[4] + " Please."]) == [(4, 30)]
+    assert pairs([*other, other[4] + " Please."]) == [(4, 30)]
 
 
 def test_an_instruction_that_all_records_share_makes_no_duplicates_of_them(tmp_path):
     texts = [INSTRUCTION + question(n) for n in range(60)]
-    assert near_duplicates(texts) == []
+    assert pairs(texts) == []
     rows = [{"question": text, "answer": f"{n}"} for n, text in enumerate([*texts, texts[5] + " Thank you."])]
     records = loaded(tmp_path, rows)
     assert all(records.splits.values())

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from helpers.legal.data import Record, Records
+from helpers.legal.data import Record, Records, parts_of
 from helpers.legal.evaluation import (
     BASE,
     FREQUENT,
@@ -14,7 +14,6 @@ from helpers.legal.evaluation import (
     WORDS,
     baselines,
     form,
-    parts_of,
     scores,
     table,
     verdict,
@@ -29,8 +28,8 @@ def drawn(seed: int, count: int = 60) -> list[str]:
     return random.Random(seed).choices(CHOICES, (5, 1, 3), k=count)
 
 
-def record(number: int, text: str, answer: str, group: str = "", **more) -> Record:
-    said = ({"role": "user", "content": text}, {"role": "assistant", "content": answer} | more)
+def record(number: int, text: str, answer: str, group: str = "") -> Record:
+    said = ({"role": "user", "content": text}, {"role": "assistant", "content": answer})
     return Record(str(number), said, group=group)
 
 
@@ -107,13 +106,12 @@ def test_answers_that_cost_nothing_are_the_majority_the_nearest_and_what_words_t
     assert baselines(again)[NEAREST] == [each.answer for each in parts["train"][:9]]
 
 
-def test_the_form_of_what_is_written_counts_stops_right_answers_and_right_chains_of_records_with_one():
-    records = [record(n, "Q", "It falls.", reasoning_content="Step 1.") for n in (1, 2)] + [record(3, "Q", "Yes")]
+def test_the_form_of_what_is_written_is_over_the_turns_that_a_measure_has():
     samples = [
-        {"stops": True, "reasoning": True, "answer": "it falls"},
-        {"stops": False, "reasoning": False, "answer": "No"},
-        {"stops": False, "reasoning": True, "answer": "No"},
+        {"stops": True, "answer is right": True, "every step is right": True},
+        {"stops": False, "answer is right": False, "every step is right": False},
+        {"stops": False, "answer is right": False},
     ]
-    shares = form(samples, records)
+    shares = form(samples)
     assert shares["every step is right"] == 0.5
     assert shares["stops"] == shares["answer is right"] == pytest.approx(1 / 3)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import trl
 
-from helpers.legal.data import Record, Records, load_records
+from helpers.legal.data import THINK, Record, Records, load_records
 from helpers.legal.model import sample_model, sample_tokenizer
 from helpers.legal.packing import IGNORED
 from helpers.legal.template import PLAIN_TEMPLATE, ChatTemplate
@@ -98,7 +98,7 @@ def test_messages_of_a_prompt_are_read_and_not_learned(tmp_path):
 @pytest.mark.parametrize("name", ["qwen3", "smollm2"])
 def test_reasoning_is_learned_before_the_answer(name, tmp_path):
     question, answer = conversation("Why?", "So.").messages
-    record = Record("r", (question, answer | {"reasoning_content": "Look."}))
+    record = Record("r", (question, answer | {"content": THINK.format("Look.", "So.")}))
     _, runs = learned(of(record, record), ChatTemplate(tokenizer_of(name)), tmp_path)
     assert all(text.startswith("<think>\nLook.\n</think>\n\nSo.") for text in runs)
 
