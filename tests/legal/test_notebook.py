@@ -9,6 +9,7 @@ import nbformat
 import pytest
 from transformers import AutoModelForCausalLM
 
+from helpers.legal.evaluation import UNTRAINED
 from helpers.legal.sample import sample_records
 from tests.harness import NOTEBOOKS, read_json, run_notebook, text_of
 
@@ -28,7 +29,8 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert results["train"]["loss_last"] < results["train"]["loss_first"]
     before, after = (results["eval"][name] for name in ("before", "after"))
     assert after["completion"]["loss"] < before["completion"]["loss"] - 0.1
-    assert len(before["samples"]) == len(after["samples"]) == results["data"]["test_examples"]
+    assert len(after["samples"]) == results["data"]["test_examples"]
+    assert len(before["samples"]) == min(UNTRAINED, len(after["samples"]))
     assert results["artifacts"]["model"] == "model"
     (asking,) = (cell.source for cell in executed.cells if cell.source.startswith("## Ask it"))
     assert "no legal advice" in asking
@@ -101,7 +103,7 @@ def test_labelled_rows_in_four_bits_from_the_first_cell_to_the_last(alone):
     assert not (Path("out") / "model/merged").exists()
     found = results["eval"]["baselines"]
     systems = {name: values["value"] for name, values in found["systems"].items()}
-    assert systems["words (TF-IDF, logistic regression)"] == 1 and "base model, solved examples" in systems
+    assert systems["words (TF-IDF, logistic regression)"] == 1
     assert systems["most frequent answer"] <= 0.75 and 0 <= systems["trained"] <= 1
     assert found["questions"] == results["data"]["test_examples"] == 8
     assert "too few for an interval: 8" in text_of(executed)

@@ -6,7 +6,6 @@ import torch
 from datasets import Dataset
 from transformers import Qwen2Config
 from trl import pack_dataset
-from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from helpers.legal.packing import IGNORED, FixedBlocks, count_blocks, masks_of
 from tests.models import tiny
@@ -53,15 +52,6 @@ def test_every_example_is_in_one_segment_whole_and_its_first_token_has_no_label(
     for b, padding_T in enumerate(batch["segment_ids"] == 0):
         assert (batch["input_ids"][b, padding_T] == 7).all() and (batch["labels"][b, padding_T] == IGNORED).all()
         assert (batch["position_ids"][b, padding_T] == 0).all()
-
-
-def test_labels_of_a_block_are_those_of_trls_own_collator():
-    taken = packed(examples())
-    flat = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)([dict(row) for row in taken])
-    batch = FixedBlocks(LENGTH, 0)(taken)
-    real = batch["segment_ids"] > 0
-    for name in ("input_ids", "labels", "position_ids"):
-        assert torch.equal(batch[name][real], flat[name][0])
 
 
 # ---- attention
