@@ -213,11 +213,6 @@ def test_a_folder_names_every_file_that_was_not_read_and_reads_the_others(tmp_pa
     assert "not read: empty.md holds no text" in printed and "not read: other.csv: " in printed
 
 
-def test_a_folder_without_documents_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"no file that can be read here \(\.md"):
-        data.load(str(tmp_path))
-
-
 # ---- formats
 
 

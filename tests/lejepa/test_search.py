@@ -41,12 +41,6 @@ def model():
 # ---- scores
 
 
-def test_a_question_without_a_known_word_has_no_lexical_score():
-    assert not search.lexical_scores(search.lexical_index(TEXTS), ["", "zzz !"]).any()
-    scores = search.lexical_scores(search.lexical_index(["A computer", "A river"]), ["compulsory", "computing"])
-    assert (scores > 0).tolist() == [[False, False], [True, False]]
-
-
 def test_the_hybrid_score_is_that_of_a_slow_loop():
     meaning_QN, words_QN = np.random.default_rng(0).normal(size=(2, 3, 30))
     mixed_QN = combine(meaning_QN, words_QN, meaning=1, words=0.4)
