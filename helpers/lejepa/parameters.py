@@ -60,6 +60,8 @@ class EmbeddingParameters(Parameters):
     def _fits_together(self) -> Any:
         if self.batch_size:
             in_range("batch_size", self.batch_size, LEAST_BATCH, 1_000_000)
+        if self.num_samples:
+            in_range("num_samples", self.num_samples, LEAST_BATCH, 10**9)
         return self
 
 
