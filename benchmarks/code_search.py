@@ -37,7 +37,16 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import report  # noqa: E402
 from helpers.graphmer.graph.build import load_graph  # noqa: E402
-from helpers.graphmer.pairs import Definition, definitions, hold_out, in_batches, installed_packages, is_question, pairs  # noqa: E402
+from helpers.graphmer.pairs import (  # noqa: E402
+    Definition,
+    hold_out,
+    in_batches,
+    installed_packages,
+    is_question,
+    list_sources,
+    pairs,
+    read_file,
+)
 from helpers.graphmer.search import (  # noqa: E402
     CODE_TOKENS,
     DENSE_WEIGHT,
@@ -115,7 +124,8 @@ def read(name: str, version: str, folder: Path) -> Package:
 def draw_questions(name: str, version: str, folder: Path) -> Package:
     root = unpack(name, version, folder)
     places = (root / name, root / "src" / name, root / "lib" / name)
-    everything = definitions(next(path for path in places if path.is_dir()))
+    folder = next(path for path in places if path.is_dir()).resolve()
+    everything = [one for path in list_sources(folder) for one in read_file(path, folder)]
     draw = random.Random(name)
     documented = [place for place, one in enumerate(everything) if is_question(one.sentence)]
     documented = draw.sample(documented, min(DOCSTRINGS, len(documented)))
@@ -171,7 +181,7 @@ def tune(minilm: Path, folder: Path, seed: int):
     encoder = load_sentence_encoder(str(minilm), max_seq_length=CODE_TOKENS)
     training.freeze_lower_half(encoder)
     machine = runtime.detect(False, "fp32")
-    plan = training.search_plan(encoder, training.search_recipe(), machine)
+    plan = training.search_plan(encoder, 0, machine)
     rows = in_batches(parts.training, batch_size=plan.batch_size, steps=plan.max_steps, seed=seed)
     dev = in_batches(parts.dev, batch_size=plan.batch_size, steps=4, seed=seed)
     loss = MultipleNegativesRankingLoss(encoder)

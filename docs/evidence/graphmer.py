@@ -28,15 +28,16 @@ STUDIES = {
 def headline() -> str:
     """For README.md: what the notebook gives, whose work the resolving is, and how many calls each tool finds."""
     pooled, packages = _pooled("report")
-    counts = {tool: _shares(pooled[tool]) for tool in TOOLS}
+    recall = {tool: _shares(pooled[tool])[0] for tool in TOOLS}
     rows = result("graphmer_former_studies.json")["code_search"]
     words, trained = rows["BM25 and TF-IDF"], rows["and encoder, trained"]
     return (
         "Who uses a name is resolved by pyrefly, a type checker; the notebook says how each line uses it and what a change reaches. "
-        f"**The tests of {packages} packages made {pooled['index']['reached']:,} calls: pyrefly's index finds {counts['index'][0]} of them, "
-        f"{counts['index and inferred'][0]} with the answers that the notebook infers, of which {counts['index and inferred'][1]} are correct** "
-        f"(basedpyright {counts['basedpyright'][0]}, ty {counts['ty'][0]}, this project's former resolver {counts['former resolver'][0]}, with jedi's answers "
-        f"{counts['former resolver and inferred'][0]}). "
+        f"**The tests of {packages} packages made {pooled['index']['reached']:,} calls: pyrefly's index finds {recall['index']} of them, "
+        f"{recall['index and inferred']} with the answers that the notebook infers, of which {_shares(pooled['index and inferred'])[1]} are correct** "
+        f"(basedpyright {recall['basedpyright']}, ty {recall['ty']}, this project's former resolver {recall['former resolver']}, with jedi's answers "
+        f"{recall['former resolver and inferred']}). On a sample of {pooled['jedi on a sample']['reached']} of these calls jedi finds "
+        f"{recall['jedi on a sample']}, and the notebook {recall['index and inferred on the sample']}. "
         f"In code search the encoder adds nothing to word search (mean reciprocal rank {spread(words['mrr_by_seed'])} without, "
         f"{spread(trained['mrr_by_seed'])} with it). {_tuned()}"
     )
