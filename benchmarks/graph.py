@@ -1,6 +1,6 @@
 """Calls that GraphMER's index answers in packages of the Python index, beside other tools and the resolver that this project once had.
 
-    python benchmarks/graph.py --work FOLDER [--packages jinja2,mako] [--sample 60]
+    python benchmarks/graph.py --work FOLDER [--packages jinja2,mako]
 
 The packages are installed into FOLDER at one version each, and their own tests run there under Python's profiler, for at most
 60 seconds of processor time. Those of CHOICE served while the former resolver was written; those of REPORT served for no choice.
@@ -11,10 +11,8 @@ which the trace does not tell the class that was made, as of classes that attrs 
 answer is right if it is one function, class or method, which the call reached, or the same method of a base class (an override of it is
 what ran). Recall is the share of calls that are answered rightly, precision the share of answers that are right.
 
-Language servers and jedi answer with a file and a line, which are looked up among all definitions. Language servers are asked about all
-calls, jedi about a sample, and the index also on that sample. The former resolver's answers are those of
-docs/results/graphmer_former_resolver.json; the calls are those that this file has. Times are processor times, those of servers with
-their reading of the package.
+The rows of basedpyright, ty, jedi (on a sample) and the former resolver were measured once, at commit c056ccf5, and are kept: they are
+in the results file. The calls are those that the former resolver was asked about (docs/results/graphmer_former_resolver.json).
 
 What was traced is kept in FOLDER. Writes docs/results/graphmer_graph.json.
 """
@@ -26,7 +24,6 @@ import ast
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -38,8 +35,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote, urlparse
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMER = ROOT / "docs/results/graphmer_former_resolver.json"
@@ -59,7 +54,6 @@ REPORT = {
 PACKAGES = REPORT | CHOICE
 NEEDED = "pytest==9.2.0 hypothesis pyparsing pytest-timeout httpx2 trio simplejson ephemeral-port-reserve pytest-xprocess"  # by tests
 CONSTRUCTORS = ("__init__", "__new__")
-SERVERS = {"basedpyright": ["basedpyright-langserver", "--stdio"], "ty": ["ty", "server"]}
 Call = tuple[str, int, int, str]  # file below the package, line of the name, column of its last character, name
 
 
@@ -260,103 +254,6 @@ def by_index(package: Path) -> tuple[Callable[[Call], set[str]], Callable[[Call]
     return resolved, with_inferred
 
 
-def definitions_of(package: Path) -> dict[tuple[str, int], str]:
-    """File and line of each function and class -> its full name as the interpreter says it."""
-    definitions = {}
-
-    def read(body: ast.AST, prefix: str, file: Path) -> None:
-        for node in ast.iter_child_nodes(body):
-            inner = prefix
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                definitions[str(file), node.lineno] = f"{prefix}.{node.name}"
-                inner = f"{prefix}.{node.name}" + ("" if isinstance(node, ast.ClassDef) else ".<locals>")
-            read(node, inner, file)
-
-    for file in [*package.rglob("*.py"), *package.rglob("*.pyi")]:
-        parts = file.relative_to(package.parent).with_suffix("").parts
-        read(ast.parse(file.read_bytes()), ".".join(parts).removesuffix(".__init__"), file)
-    return definitions
-
-
-def by_jedi(package: Path, definitions: dict[tuple[str, int], str]) -> Callable[[Call], set[str]]:
-    import jedi
-
-    project, scripts = jedi.Project(package.parent), {}
-
-    def answers(call: Call) -> set[str]:
-        file, line, column, _ = call
-        if file not in scripts:
-            scripts[file] = jedi.Script(path=package / file, project=project)
-        places = []
-        with contextlib.suppress(KeyError, AttributeError):  # jedi's own errors on some code: no answer
-            places = [
-                (str(name.module_path), name.line) for name in scripts[file].goto(line, column, follow_imports=True)
-            ]
-        return {definitions[place] for place in places if place in definitions}
-
-    return answers
-
-
-class LanguageServer:
-    """A type checker that is asked over stdin and stdout where a name is defined."""
-
-    def __init__(self, command: list[str], package: Path, definitions: dict[tuple[str, int], str]):
-        self.package, self.definitions, self.number, self.opened = package, definitions, 0, set()
-        program = Path(sys.executable).with_name(command[0])
-        self.before = os.times()
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen([program, *command[1:]], cwd=package.parent, **pipes)
-        folder = {"uri": package.parent.as_uri(), "name": package.name}
-        capabilities = {"workspace": {"configuration": True, "workspaceFolders": True}}
-        start = {"processId": os.getpid(), "rootUri": folder["uri"], "workspaceFolders": [folder]}
-        self.ask("initialize", start | {"capabilities": capabilities})
-        self.send({"method": "initialized", "params": {}})
-
-    def send(self, message: dict) -> None:
-        content = json.dumps({"jsonrpc": "2.0"} | message).encode()
-        self.process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(content) + content)
-        self.process.stdin.flush()
-
-    def receive(self) -> dict:
-        length = 0
-        while line := self.process.stdout.readline().strip():
-            if line.lower().startswith(b"content-length:"):
-                length = int(line.partition(b":")[2])
-        return json.loads(self.process.stdout.read(length))
-
-    def ask(self, method: str, parameters: dict) -> Any:
-        self.number += 1
-        self.send({"id": self.number, "method": method, "params": parameters})
-        while True:
-            message = self.receive()
-            if message.get("id") == self.number and "method" not in message:
-                return message.get("result")
-            if "id" in message:  # the server asks, such as for its configuration
-                items = message.get("params", {}).get("items")
-                self.send({"id": message["id"], "result": [{}] * len(items) if items else None})
-
-    def __call__(self, call: Call) -> set[str]:
-        file, line, column, _ = call
-        uri = (self.package / file).as_uri()
-        if file not in self.opened:
-            self.opened.add(file)
-            text = (self.package / file).read_text(encoding="utf-8")
-            document = {"uri": uri, "languageId": "python", "version": 1, "text": text}
-            self.send({"method": "textDocument/didOpen", "params": {"textDocument": document}})
-        place = {"textDocument": {"uri": uri}, "position": {"line": line - 1, "character": column}}
-        found = self.ask("textDocument/definition", place) or []
-        found = found if isinstance(found, list) else [found]
-        places = [(unquote(urlparse(one["uri"]).path), one["range"]["start"]["line"] + 1) for one in found]
-        return {self.definitions[place] for place in places if place in self.definitions}
-
-    def end(self) -> float:
-        """Ends the server; returns the processor seconds that it took."""
-        self.ask("shutdown", {})
-        self.send({"method": "exit"})
-        self.process.wait()
-        return seconds_of_children() - self.before.children_user - self.before.children_system
-
-
 def seconds_of_children() -> float:
     times = os.times()
     return times.children_user + times.children_system
@@ -373,63 +270,40 @@ def scored(package: str, right: dict[Call, set[str]], answers: Callable, asked: 
     return dict(counts) | {"seconds": round(time.process_time() - start, 2)}
 
 
-def former(name: str, right: dict[Call, set[str]]) -> tuple[dict[Call, str], dict[str, dict[str, float]]]:
-    """Two letters of each call that the former resolver was asked about, and its counts."""
-    stored = json.loads(FORMER.read_text(encoding="utf-8"))["packages"][name]
-    letters = {}
-    for file, row in stored["calls"].items():
+def known_calls(name: str) -> set[tuple]:
+    """File, line and column of each call that the former resolver was asked about."""
+    calls = set()
+    for file, row in json.loads(FORMER.read_text(encoding="utf-8"))["packages"][name]["calls"].items():
         for entry in row.split():
             line, _, rest = entry.partition(":")
-            letters[file, int(line), int(rest[:-2])] = rest[-2:]
-    calls = {call: letters[call[:3]] for call in sorted(right) if call[:3] in letters}
-    counts = {}
-    for place, tool in enumerate(("former resolver", "former resolver and inferred")):
-        counter = Counter(found[place] for found in calls.values())
-        reached = sum(any(one.startswith(f"{name}.") for one in right[call]) for call in calls)
-        counts[tool] = {"reached": reached, "answered": counter["r"] + counter["w"], "right": counter["r"]}
-    counts["former resolver"]["seconds"] = stored["seconds"]
-    return calls, counts
+            calls.add((file, int(line), int(rest[:-2])))
+    return calls
 
 
-def measured(packages: Packages, name: str, sample: int) -> dict:
-    package, right = packages.plain(name), packages.right(name)
-    calls, found = former(name, right)
-    lines = sum(Path(file).read_bytes().count(b"\n") for file in packages.files(name))
+def measured(packages: Packages, name: str) -> dict:
+    package, right, known = packages.plain(name), packages.right(name), known_calls(name)
+    calls = [call for call in right if call[:3] in known]
     start = time.process_time() + seconds_of_children()
     resolved, inferred = by_index(package)
     reading = round(time.process_time() + seconds_of_children() - start, 2)
-    found["index"] = scored(name, right, resolved, calls) | {"seconds": reading}
-    found["index and inferred"] = scored(name, right, inferred, calls)
-    definitions = definitions_of(package)
-    for tool, command in SERVERS.items():
-        server = LanguageServer(command, package, definitions)
-        found[tool] = scored(name, right, server, calls)
-        found[tool]["seconds"] = round(server.end(), 2)
-    drawn = random.Random(0).sample([*calls], min(sample, len(calls)))
-    found["jedi on a sample"] = scored(name, right, by_jedi(package, definitions), drawn)
-    found["index and inferred on the sample"] = scored(name, right, inferred, drawn)
-    return {"lines": lines} | found
+    rows = {"index": scored(name, right, resolved, calls) | {"seconds": reading}}
+    return rows | {"index and inferred": scored(name, right, inferred, calls)}
 
 
 def reading(packages: Packages) -> dict[str, dict[str, float]]:
     """Processor seconds of `python -m helpers.graphmer ask` from nothing and with a kept index, and of the sample's graph."""
-    found = {}
+    found: dict[str, dict[str, float]] = {"ask": {}, "sample": {}}
     folder = packages.plain("prompt_toolkit")
     build = "import sys; from helpers.graphmer.graph.build import load_graph; from pathlib import Path; load_graph('sample', Path(sys.argv[1]))"
     with tempfile.TemporaryDirectory() as work:
-        ask = ["-m", "helpers.graphmer", "ask", "Buffer.insert_text", "--folder", folder, "--json"]
+        ask = ["-m", "helpers.graphmer", "ask", "Buffer.insert_text", "--folder", str(folder), "--json"]
         for what, arguments in (("ask", ask), ("sample", ["-c", build, work])):
             for state in ("from nothing", "kept"):
                 start = seconds_of_children()
                 environment = os.environ | {"XDG_CACHE_HOME": work}
-                subprocess.run(
-                    [sys.executable, *map(str, arguments)],
-                    cwd=ROOT,
-                    env=environment,
-                    check=True,
-                    stdout=subprocess.DEVNULL,
-                )
-                found.setdefault(what, {})[state] = round(seconds_of_children() - start, 2)
+                command = [sys.executable, *arguments]
+                subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
+                found[what][state] = round(seconds_of_children() - start, 2)
     found["ask"]["lines"] = sum(Path(file).read_bytes().count(b"\n") for file in packages.files("prompt_toolkit"))
     return found
 
@@ -438,19 +312,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="folder for the packages and what was traced")
     parser.add_argument("--packages", default=",".join(PACKAGES), help="names, with commas in between")
-    parser.add_argument("--sample", type=int, default=60, help="calls of a package that jedi is asked about")
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/graphmer_graph.json")
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     from benchmarks import report
 
-    packages, found = Packages(arguments.work), {}
+    packages, found = Packages(arguments.work), json.loads(arguments.output.read_text(encoding="utf-8"))["packages"]
     for name in arguments.packages.split(","):
-        role = "choice" if name in CHOICE else "report"
-        found[name] = {"pin": PACKAGES[name].split()[0], "role": role} | measured(packages, name, arguments.sample)
+        found[name] |= measured(packages, name)
         print(json.dumps({name: found[name]}), flush=True)
-    about = report.machine("cpu", ["pyrefly", "jedi", "basedpyright", "ty"])
-    report.write(arguments.output, about, packages=found, reading=reading(packages))
+    report.write(arguments.output, report.machine("cpu", ["pyrefly"]), packages=found, reading=reading(packages))
 
 
 if __name__ == "__main__":

@@ -116,7 +116,9 @@ def fixed_graph():
     from helpers.graphmer.graph.knowledge_graph import Entity, new_graph
 
     stored = json.loads((ROOT / "tools" / "equal_graph.json").read_text(encoding="utf-8"))
-    entities = [Entity(*fields) for fields in stored["entities"]]
+    entities = []
+    for name, kind, short, status, module, *lines in stored["entities"]:
+        entities.append(Entity(name, kind, short, module if status == "defined" else "", *lines))
     triples = [(entities[head].id, relation, entities[tail].id) for head, relation, tail in stored["triples"]]
     lines: dict[str, dict[int, str]] = {}
     for entity in entities:

@@ -3,18 +3,17 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from evidence import declarations, pictures
+from evidence import declarations
 from evidence.seeds import Difference
 
 from helpers.graphmer.parameters import GraphParameters
 from helpers.graphmer.search_training import BATCH, STEPS
-from helpers.show import intervals, tables
+from helpers.show import tables
 from tools.pages import result, spread
 
 TUNED = f"tuned, {STEPS} steps of {BATCH}, batches of one package"  # the notebook's recipe
 NOTEBOOKS_PAIRS = 6_000
 FORMER_SECONDS = 6.8  # of the former resolver on the standard library, at commit c8c9adc4
-FIGURE = "docs/figures/graphmer_calls.png"
 SHOWN = ("BM25", "TF-IDF", "MiniLM", TUNED)
 
 STUDIES = {
@@ -23,34 +22,6 @@ STUDIES = {
     "code_search": "which function a docstring describes",
     "embeddings": "open calls, by embeddings of the graph alone",
 }
-
-
-def headline() -> str:
-    """For README.md: what the notebook gives, whose work the resolving is, and how many calls each tool finds."""
-    pooled, packages = _pooled("report")
-    counts = {tool: _shares(pooled[tool]) for tool in TOOLS}
-    rows = result("graphmer_former_studies.json")["code_search"]
-    words, trained = rows["BM25 and TF-IDF"], rows["and encoder, trained"]
-    return (
-        "Who uses a name is resolved by pyrefly, a type checker; the notebook says how each line uses it and what a change reaches. "
-        f"**The tests of {packages} packages made {pooled['index']['reached']:,} calls: pyrefly's index finds {counts['index'][0]} of them, "
-        f"{counts['index and inferred'][0]} with the answers that the notebook infers, of which {counts['index and inferred'][1]} are correct** "
-        f"(basedpyright {counts['basedpyright'][0]}, ty {counts['ty'][0]}, this project's former resolver {counts['former resolver'][0]}, with jedi's answers "
-        f"{counts['former resolver and inferred'][0]}). "
-        f"In code search the encoder adds nothing to word search (mean reciprocal rank {spread(words['mrr_by_seed'])} without, "
-        f"{spread(trained['mrr_by_seed'])} with it). {_tuned()}"
-    )
-
-
-def draw() -> None:
-    """Calls that each tool finds."""
-    pooled, _ = _pooled("report")
-    rows = []
-    for tool in ("former resolver", "ty", "basedpyright", "index", "index and inferred"):
-        calls = pooled[tool]["reached"]
-        share = intervals.wilson(pooled[tool]["right"] / calls, calls)
-        rows.append(pictures.percent(TOOLS[tool], share, tool.startswith("index")))
-    pictures.dots("graphmer_calls", f"{calls:,} calls in the tests of packages", "calls found, %", rows)
 
 
 def beats() -> str:
@@ -72,15 +43,6 @@ def _difference(rows: dict, name: str, base: str = "MiniLM, fused") -> Differenc
     """The mean reciprocal rank of a row above that of another one."""
     low, high = rows[name]["above"][base]["interval"]
     return Difference.between(rows[name]["mrr_by_seed"], rows[base]["mrr_by_seed"], low, high)
-
-
-def _tuned() -> str:
-    found = result("graphmer_code_search_cpu.json")["rows"]["docstrings"]
-    row, before = found[f"{TUNED}, in `search`"], found["MiniLM, fused"]
-    return (
-        f"The tuned search reaches {spread(row['mrr_by_seed'])} on other packages, and MiniLM with at least the same help reaches "
-        f"{spread(before['mrr_by_seed'])} (difference: {_tuned_difference().numbers()}, {_tuned_difference().answer})"
-    )
 
 
 def former_studies() -> str:

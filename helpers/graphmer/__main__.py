@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .ask import RELATIONS, Asked
+from .ask import Asked
 from .graph.index import read_index
 
 
@@ -23,18 +23,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m helpers.graphmer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", metavar="ask | search", required=True)
-    ask = commands.add_parser("ask", help="who uses a function, class, method, variable or module")
-    ask.add_argument("name", help="package.module.function, or an end of it that no other definition has")
-    ask.add_argument("relation", nargs="?", default="called_by", help=", ".join(RELATIONS))
-    search = commands.add_parser("search", help="functions and classes that fit a question best")
-    search.add_argument("question", help="what the function does, in words")
-    search.add_argument(
+    parser.add_argument("command", choices=("ask", "search"))
+    parser.add_argument(
+        "name", help="package.module.function, or an end of it that no other has; or a question in words"
+    )
+    parser.add_argument("relation", nargs="?", default="called_by", help="called_by, calls or impact")
+    parser.add_argument(
         "--model", help="folder of a sentence encoder, such as `search_model` of a run; else BM25 alone"
     )
-    for command in (ask, search):
-        command.add_argument("--folder", default=".", help="of Python sources; default: the present one")
-        command.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--folder", default=".", help="of Python sources; default: the present one")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     try:
         report = answer(options)
@@ -43,15 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(report))
         return 0
-    if options.command == "ask":
-        counts = [f"{number:,} {status}" for status, number in report["count"].items()]
-        print(f"{report['name']} {options.relation}: {', '.join(counts) or 'nothing'}")
+    counts = [f"{number:,} {status}" for status, number in report.get("count", {}).items()]
+    print(f"{report['name']} {report['relation']}: {', '.join(counts) or len(report['answers']) or 'nothing'}")
     for row in [*report["answers"], *report["unread"]]:
         print("  ".join(str(value) for value in row.values() if value != ""))
     return 0
 
 
-def answer(options: argparse.Namespace) -> dict:
+def answer(options):
     """What a command asks for."""
     folder = os.path.realpath(options.folder)
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
@@ -61,8 +58,9 @@ def answer(options: argparse.Namespace) -> dict:
         return Asked(index).report(options.name, options.relation)
     from .search import search
 
-    hits = search(index, options.question, model=options.model, keep_in=keep_in)
-    return {"answers": [hit._asdict() for hit in hits], "unread": index.failed}
+    hits = search(index, options.name, model=options.model)
+    answers = [hit._asdict() for hit in hits]
+    return {"name": options.name, "relation": "search", "answers": answers, "unread": index.failed}
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from .text import (
     PAD,
     SEP,
     SPECIAL_TOKENS,
-    Documents,
     encodings,
     entity_text,
     identifier_tokens,
@@ -63,14 +62,13 @@ class Relations:
 
     def __init__(self):
         ontology = read_ontology()
-        relations = list(ontology.values())
+        relations = [*ontology.values()]
         self.forward = len(relations)
-        self.names = ["", *ontology]
-        self.tail_types = [frozenset(), *(relation.range for relation in relations)]
-        for relation in relations:
-            self.names.append(relation.inverse or f"inverse {relation.name}")
-            self.tail_types.append(relation.domain)
-        numbered = list(enumerate(relations * 2, 1))
+        inverses = [relation.inverse or f"inverse {relation.name}" for relation in relations]
+        self.names = ["", *ontology, *inverses]
+        tail_types = [relation.range for relation in relations] + [relation.domain for relation in relations]
+        self.tail_types = [frozenset(), *tail_types]
+        numbered = [*enumerate(relations * 2, 1)]
         self.properties = {
             "num_relations": len(numbered),
             "antisymmetric_relations": [number for number, relation in numbered if relation.antisymmetric],
@@ -88,11 +86,11 @@ class Relations:
 
 
 def mask_roots(
-    ids_S: np.ndarray,
-    segments_S: np.ndarray,
+    ids_S,
+    segments_S,
     *,
     mask_prob: float,
-    identifiers_V: np.ndarray,
+    identifiers_V,
     generator: np.random.Generator,
 ) -> dict[str, np.ndarray]:
     """root_ids with `mask_prob` of the roots hidden [S], mlm_positions and mlm_labels of those [M]; unused ones have the label -100.
@@ -145,13 +143,13 @@ class EncodedGraph:
     anchors: (first token, tokens) of the end of each document's own name, where its leaves hang
     """
 
-    def __init__(self, documents: Documents, tokenizer, configuration: Configuration):
+    def __init__(self, documents, tokenizer, configuration):
         encoding = configuration.encoding
         self.tokenizer, self.identifiers_V = tokenizer, identifier_tokens(tokenizer)
         self.entities = list(documents.graph.entities.values())
         self.number = {entity.id: number for number, entity in enumerate(self.entities)}
         self.relations = Relations()
-        self.true_tails: dict[tuple[int, int], set[int]] = defaultdict(set)
+        self.true_tails = defaultdict(set)
         for head, relation, tail in self.in_both_directions(documents.graph.triples):
             self.true_tails[head, relation].add(tail)
         leaves = encodings(tokenizer, map(leaf_text, self.entities))
@@ -160,23 +158,17 @@ class EncodedGraph:
         texts = encodings(tokenizer, map(entity_text, self.entities))
         ends = [text.ids[-encoding.entity_tokens :] for text in texts]
         self.text_ids_EC = _pad(ends, encoding.entity_tokens)
-        self._encode_documents(documents, configuration.roots(configuration.training_data.max_seq_len))
-        of_type, self.of_module = defaultdict(list), defaultdict(list)
+        self.of_module = defaultdict(list)
         for number, entity in enumerate(self.entities):
-            of_type[entity.type].append(number)
             self.of_module[entity.module].append(number)
-        self.admitted: dict[frozenset[str], list[int]] = {}  # tails by the types that a relation admits
+        self.admitted = {}  # tails by the types that a relation admits
         for types in self.relations.tail_types:
-            self.admitted[types] = []
-            for name in sorted(types):
-                self.admitted[types] += of_type[name]
-
-    def _encode_documents(self, documents: Documents, roots: int) -> None:
-        self.documents: list[np.ndarray] = []
-        self.anchors: list[tuple[int, int]] = []
+            self.admitted[types] = [number for number, entity in enumerate(self.entities) if entity.type in types]
+        self.documents, self.anchors = [], []
+        roots = configuration.roots(configuration.training_data.max_seq_len)
         characters = (roots + 16) * LONGEST_TOKEN  # at least so many tokens, where the source has them
         sources = (documents.text(entity.id)[:characters] for entity in self.entities)
-        for entity, tokens in zip(self.entities, encodings(self.tokenizer, sources), strict=True):
+        for entity, tokens in zip(self.entities, encodings(tokenizer, sources), strict=True):
             ids = tokens.ids[:roots]
             end = tokens.char_to_token(len(shown_name(entity.id)))  # the end of its line; None where the name is all
             end = len(ids) if end is None else min(end, len(ids))
@@ -192,34 +184,25 @@ class EncodedGraph:
             yield head, relation, tail
             yield tail, relations.inverse(relation), head
 
-    def type_consistent(self, draw: random.Random, leaf: Leaf) -> int | None:
-        """A wrong tail for a true leaf, any of a type that its relation admits; None where there is none.
+    def wrong_tail(self, draw: random.Random, leaf: Leaf, is_hard: bool) -> int | None:
+        """A tail of a type that the relation of a true leaf admits, a hard one of the tail's module where there is some.
 
-        Never a true one, or one whose leaf reads like a true one's.
+        Never a true one, or one whose leaf reads like a true one's; None where there is none.
         """
-        return self._draw(draw, self.admitted[self.relations.tail_types[leaf.relation]], leaf)
-
-    def hard(self, draw: random.Random, leaf: Leaf) -> int | None:
-        """One of the tail's module; where there is none, any."""
-        wrong = self._draw(draw, self.of_module[self.entities[leaf.tail].module], leaf)
-        if wrong is None:
-            return self.type_consistent(draw, leaf)
-        return wrong
-
-    def _draw(self, draw: random.Random, pool: list[int], leaf: Leaf) -> int | None:
-        if not pool:
-            return None
-        true_tails = self.true_tails[leaf.head, leaf.relation]
-        true_leaves = {self.leaves[tail] for tail in true_tails}
         types = self.relations.tail_types[leaf.relation]
-        for _ in range(TRIES):
-            wrong = draw.choice(pool)
-            if self.leaves[wrong] not in true_leaves and self.entities[wrong].type in types:
-                return wrong
+        true_leaves = {self.leaves[tail] for tail in self.true_tails[leaf.head, leaf.relation]}
+        pools = [self.admitted[types]]
+        if is_hard:
+            pools.insert(0, self.of_module[self.entities[leaf.tail].module])
+        for pool in filter(None, pools):
+            for _ in range(TRIES):
+                wrong = draw.choice(pool)
+                if self.leaves[wrong] not in true_leaves and self.entities[wrong].type in types:
+                    return wrong
         return None
 
 
-def _pad(rows: list[list[int]], width: int) -> np.ndarray:
+def _pad(rows, width):
     return np.array([(ids + [PAD] * width)[:width] for ids in rows])
 
 
@@ -306,12 +289,12 @@ class LeafyChains(Dataset):
 
     # ---- packing
 
-    def _pack_documents(self) -> list[list[int]]:
+    def _pack_documents(self):
         """Documents in a drawn order, each into the first open sequence that has room for its roots and its leaves."""
         order = sorted(self.own)
         random.Random(f"{self.seed} {self.roots} packing").shuffle(order)
         sequences = []
-        rooms: list[Room] = []
+        rooms = []
         for number in order:
             length, leaves = self.length(number), self.count_leaves(number)
             fitting = (room for room in rooms if room.roots >= length and room.leaves >= leaves)
@@ -337,7 +320,7 @@ class LeafyChains(Dataset):
 
     # ---- roots and leaves
 
-    def _root_fields(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+    def _root_fields(self, numbers):
         """These documents in a row, and padding."""
         documents = [self.encoded.documents[number][: self.roots] for number in numbers]
         lengths = [len(document) for document in documents]
@@ -349,7 +332,7 @@ class LeafyChains(Dataset):
         padding = 0, self.roots - sum(lengths)
         return {name: np.pad(field, padding) for name, field in fields.items()}
 
-    def _place_anchor(self, number: int) -> tuple[int, int]:
+    def _place_anchor(self, number):
         """First root and number of roots of a document's own name, within what is shown of it."""
         start, length = self.encoded.anchors[number]
         shown = self.length(number)
@@ -357,25 +340,24 @@ class LeafyChains(Dataset):
             start = 0
         return start, min(length, shown - start)
 
-    def _draw_leaves(self, number: int, segment: int, begin: int, draw: random.Random) -> list[Leaf]:
+    def _draw_leaves(self, number, segment, begin, draw):
         """True leaves of one document, no two with one tail, then wrong ones for some of the same relations."""
         anchor = self.configuration.encoding.leaves_per_anchor
         start, length = self._place_anchor(number)
         own = self.own[number]
-        leaves: dict[int, Leaf] = {}
+        leaves = {}
         for relation, tail in draw.sample(own, len(own)):
             if len(leaves) < anchor.positive and tail not in leaves:
                 leaves[tail] = Leaf(segment, begin + start, length, number, relation, tail, True)
         true, wrong = list(leaves.values()), []
         for _ in range(anchor.negatives):
             leaf = draw.choice(true)
-            kind = draw.choice([self.encoded.hard, self.encoded.type_consistent])
-            other = kind(draw, leaf)
+            other = self.encoded.wrong_tail(draw, leaf, draw.choice([True, False]))
             if other is not None:
                 wrong.append(leaf._replace(tail=other, true=False))
         return true + wrong
 
-    def _leaf_fields(self, leaves: list[Leaf], draw: random.Random) -> dict[str, np.ndarray]:
+    def _leaf_fields(self, leaves, draw):
         columns = np.zeros((self.leaves, len(Leaf._fields)), np.int64)
         columns[: len(leaves)] = leaves
         segment_G, start_G, length_G, head_G, relation_G, tail_G, true_G = columns.T
@@ -405,13 +387,12 @@ class LeafyChains(Dataset):
             "head_text_ids": np.where(true_G[:, None], text_ids_EC[head_G], PAD),
             "tail_text_ids": np.where(true_G[:, None], text_ids_EC[tail_G], PAD),
         }
-        kinds = [self.encoded.type_consistent] * mnm.type_consistent_negatives
-        kinds += [self.encoded.hard] * mnm.hard_negatives
+        kinds = [False] * mnm.type_consistent_negatives + [True] * mnm.hard_negatives
         if kinds:
             wrong_GUC = np.full((self.leaves, len(kinds), text_ids_EC.shape[1]), PAD)
             for place in masked:
-                for column, kind in enumerate(kinds):
-                    tail = kind(draw, leaves[place])
+                for column, is_hard in enumerate(kinds):
+                    tail = self.encoded.wrong_tail(draw, leaves[place], is_hard)
                     if tail is not None:
                         wrong_GUC[place, column] = text_ids_EC[tail]
             fields["negative_text_ids"] = wrong_GUC
@@ -420,16 +401,13 @@ class LeafyChains(Dataset):
     def collate(self, examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
         """A batch, with known_BGX [B, G, B G]: in-batch tail x is also true for this leaf's head and relation."""
         batch = default_collate(examples)
-        tails_X = batch["tail_entities"].flatten().numpy()
-        heads = batch["head_entities"].flatten().tolist()
-        relations = batch["relation_ids"].flatten().tolist()
+        heads, tails, relations = (batch[name] for name in ("head_entities", "tail_entities", "relation_ids"))
         rows = []
-        for question in zip(heads, relations, strict=True):
-            true_tails = self.encoded.true_tails.get(question, ())
-            rows.append(np.isin(tails_X, list(true_tails)))
+        for question in zip(heads.flatten().tolist(), relations.flatten().tolist(), strict=True):
+            rows.append(np.isin(tails.flatten(), [*self.encoded.true_tails.get(question, ())]))
         known_XX = np.stack(rows)
         np.fill_diagonal(known_XX, False)
-        batch["known_BGX"] = torch.from_numpy(known_XX).view(*batch["tail_entities"].shape, -1)
+        batch["known_BGX"] = torch.from_numpy(known_XX).view(*tails.shape, -1)
         return batch
 
 
@@ -438,10 +416,7 @@ class LeafyChains(Dataset):
 
 def phase_steps(begins: Sequence[float], steps: int) -> tuple[int, ...]:
     """Optimizer steps in each phase of a run, from the step, or below 1 the share of the run, that each begins with."""
-    edges = []
-    for begin in begins:
-        step = begin * steps if begin < 1 else begin
-        edges.append(min(steps, round(step)))
+    edges = [min(steps, round(begin * steps if begin < 1 else begin)) for begin in begins]
     return tuple(np.diff([*edges, steps]).clip(0))
 
 

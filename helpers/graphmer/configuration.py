@@ -9,7 +9,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import itertools
+import operator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,7 +34,6 @@ from helpers.parameters import LARGEST, did_you_mean, expanded
 PROFILES = {path.stem: path for path in sorted(Path(__file__).with_name("profiles").glob("*.yaml"))}
 DECLARED = yaml.safe_load(PROFILES["rtx3050"].read_text(encoding="utf-8"))
 LEAST_ROOTS = 8
-MOST_BYTES = 100_000  # of a configuration
 HEAD_WEIGHT = 0.5  # of the terms that teach what wrong leaves and the ontology need
 SCHEDULE = "training_data.short_to_long_curriculum.schedule"
 # Keys that may have their declared value alone.
@@ -47,7 +49,7 @@ FIXED = (
 )
 MAY_BE_ZERO = ("warmup_steps", "gradient_accumulation_steps")  # as may every whole number that is declared as 0
 POSITIVE = ("lr", "eps", "temperature", "mask_prob", "held_out", "decay_base")
-LIMITS = {"dropout": 0.9, "mask_prob": 1, "held_out": 0.49, "decay_base": 0.999, "num_workers": 64}
+LIMITS = {"dropout": 0.9, "mask_prob": 1, "held_out": 0.49, "decay_base": 0.999}
 
 
 class Section(BaseModel):
@@ -69,7 +71,7 @@ TYPES = {
     "checkpointing.activation_checkpointing": Literal["auto", True, False],
     "optimizer.scheduler.name": Literal["cosine", "linear", "constant"],
     "optimizer.betas": tuple[DecayRate, DecayRate],
-    SCHEDULE: tuple[Stage, ...],
+    SCHEDULE: Annotated[tuple[Stage, ...], Field(min_length=1)],
 }
 
 
@@ -93,10 +95,9 @@ class Configuration(Section):
                 f"encoding.max_leaves_per_sequence={leaves}: the leaves of one anchor need more room; "
                 f"give at least {anchor_leaves}"
             )
-        steps = [begin for begin, _ in self.stages()]
-        lengths = [length for _, length in self.stages()]
-        rises = steps == sorted(set(steps)) and lengths == sorted(set(lengths))
-        if not rises or steps[:1] != [0] or lengths[-1] != self.training_data.max_seq_len:
+        steps, lengths = zip(*self.stages(), strict=True)
+        rises = all(later > earlier for row in (steps, lengths) for earlier, later in itertools.pairwise(row))
+        if not rises or steps[0] != 0 or lengths[-1] != self.training_data.max_seq_len:
             raise ValueError(
                 f"{SCHEDULE}: steps must begin at 0, steps and max_seq_len must rise, and the last max_seq_len must be that of "
                 "training_data"
@@ -158,9 +159,9 @@ class Configuration(Section):
         )
 
 
-def _declare(path: str, tree: Mapping[str, Any], base: type[Section] = Section) -> type[Any]:
+def _declare(path, tree, base=Section):
     """The section whose keys, types and defaults are those of a mapping."""
-    fields: dict[str, Any] = {}
+    fields = {}
     for key, value in tree.items():
         inner = f"{path}.{key}".lstrip(".")
         if isinstance(value, dict):
@@ -171,7 +172,7 @@ def _declare(path: str, tree: Mapping[str, Any], base: type[Section] = Section) 
     return create_model(path or "Configuration", __base__=base, **fields)
 
 
-def _type(path: str, value: Any) -> Any:
+def _type(path, value):
     """What a key may be; numbers have bounds."""
     if path in TYPES:
         return TYPES[path]
@@ -179,16 +180,13 @@ def _type(path: str, value: Any) -> Any:
         return Literal[value]
     if isinstance(value, bool):
         return bool
-    limit = LIMITS.get(path.rpartition(".")[2], LARGEST)
-    if isinstance(value, int):
-        may_be_zero = value == 0 or path.endswith(MAY_BE_ZERO)
-        return Annotated[int, Field(ge=0 if may_be_zero else 1, le=limit)]
-    if path.endswith(POSITIVE):
-        return Annotated[float, Field(gt=0, le=limit)]
-    return Annotated[float, Field(ge=0, le=limit)]
+    key = path.rpartition(".")[2]
+    is_count = isinstance(value, int) and value > 0 and key not in MAY_BE_ZERO
+    least = {"gt" if is_count or key in POSITIVE else "ge": 0}
+    return Annotated[type(value), Field(le=LIMITS.get(key, LARGEST), **least)]
 
 
-Declared = _declare("", DECLARED, Configuration)
+Declared: Any = _declare("", DECLARED, Configuration)
 
 
 # ---- reading
@@ -202,8 +200,6 @@ def read_configuration(source: str | Path) -> Configuration:
     path = PROFILES.get(str(source)) or expanded("config", str(source))
     if not path.is_file():
         raise FileNotFoundError(f"config={str(source)!r}: no such file; give one, or a profile: {', '.join(PROFILES)}")
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path}: {path.stat().st_size:,} bytes; a configuration has at most {MOST_BYTES:,}")
     return _validate(_parse(path.read_bytes(), str(path)) or {}, f"{path}: ")
 
 
@@ -212,58 +208,49 @@ def override(configuration: Configuration, changes: Mapping[str, Any]) -> Config
 
     All are changed before any combination is checked. Raises ValueError as `read_configuration` does.
     """
-    tree, keys = configuration.model_dump(), paths(configuration)
+    tree = configuration.model_dump()
     for path, value in changes.items():
-        if path not in keys:
+        if path not in paths(configuration):
             raise ValueError(_unknown(path))
         *sections, key = path.split(".")
-        mapping = tree
-        for section in sections:
-            mapping = mapping[section]
-        if isinstance(value, str):
-            value = _parse(value, f"{path}={value!r}")
-        mapping[key] = value
+        section = functools.reduce(operator.getitem, sections, tree)
+        section[key] = _parse(value, f"{path}={value!r}") if isinstance(value, str) else value
     return _validate(tree, "")
 
 
-def _parse(text: str | bytes, name: str) -> Any:
+def _parse(text, name):
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # not UTF-8, a number of thousands of digits
         raise ValueError(f"{name}: not YAML ({' '.join(str(error).split())})") from error
 
 
-def _validate(tree: Any, prefix: str) -> Configuration:
+def _validate(tree, prefix):
     try:
         return Declared.model_validate(tree)
     except ValidationError as error:
-        problems = [prefix + _in_words(problem) for problem in error.errors()]
+        problems = []
+        for problem in error.errors():
+            path, message = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
+            if problem["type"] == "extra_forbidden":
+                message = _unknown(path)
+            elif path:
+                message = f"{path}={problem['input']!r}: {message}"
+            problems.append(prefix + message)
         raise ValueError("\n".join(problems)) from error
 
 
-def _in_words(problem: Mapping[str, Any]) -> str:
-    path = ".".join(map(str, problem["loc"]))
-    if problem["type"] == "extra_forbidden":
-        return _unknown(path)
-    message = problem["msg"].removeprefix("Value error, ")
-    if not path:
-        return message
-    return f"{path}={problem['input']!r}: {message[0].lower()}{message[1:]}"
-
-
-def _unknown(path: str) -> str:
+def _unknown(path):
     return f"{path}: unknown key; {did_you_mean(path, paths(Declared()))}`configuration.yaml` of a run shows all"
 
 
-def paths(section: BaseModel, prefix: str = "") -> list[str]:
+def paths(section: BaseModel, prefix: str = "") -> Iterator[str]:
     """The dotted path of every key."""
-    keys = []
     for name, value in section:
         if isinstance(value, BaseModel):
-            keys += paths(value, f"{prefix}{name}.")
+            yield from paths(value, f"{prefix}{name}.")
         else:
-            keys.append(prefix + name)
-    return keys
+            yield prefix + name
 
 
 def to_yaml(configuration: Configuration) -> str:

@@ -26,6 +26,7 @@ from transformers.modeling_outputs import ModelOutput
 from .ontology_loss import OntologyTerms, mean_where, relation_product, unit
 
 IGNORED = -100  # label of what is not asked for
+TERMS = ("mlm", "mnm", "triple", "contrastive", "scoring", "antisymmetry", "acyclicity")  # of the loss
 MASKED = -3e4  # as a logit: no weight in any dtype, and no infinity that would make NaN of a row of padding
 
 
@@ -58,15 +59,7 @@ class GraphMERConfig(PretrainedConfig):
 
     def weights(self) -> dict[str, float]:
         """Weight of every term of the loss that is not 0."""
-        weights = {
-            "mlm": 1.0,
-            "mnm": 1.0,
-            "triple": self.triple_weight,
-            "contrastive": 1.0,
-            "scoring": self.scoring_weight,
-            "antisymmetry": self.antisymmetry_weight,
-            "acyclicity": self.acyclicity_weight,
-        }
+        weights = {term: getattr(self, f"{term}_weight", 1.0) for term in TERMS}
         return {term: weight for term, weight in weights.items() if weight}
 
 
@@ -108,7 +101,7 @@ class GraphMEROutput(ModelOutput):
 # ---- what the graph brings into attention
 
 
-def distances(root_count: int, head_start_BG: Tensor, leaf_tokens: int) -> Tensor:
+def distances(root_count: int, head_start_BG, leaf_tokens: int):
     """Length of the shortest path between any two tokens of a leafy chain, int32 [B, N, N].
 
     Neighbouring roots are joined, each slot of a leaf is joined to its root, and neighbouring slots are: roots are |i-j| apart, a root
@@ -135,14 +128,14 @@ class Decay(nn.Module):
         self.base = base
         self.offset = nn.Parameter(torch.ones(heads))
 
-    def forward(self, distance_BNN: Tensor) -> Tensor:
+    def forward(self, distance_BNN):
         """[B, A, N, N] in fp32."""
         root_BNN = torch.sqrt(distance_BNN.float() + 1)
         shifted_BANN = root_BNN[:, None] - self.offset.float()[:, None, None]
         return torch.exp(math.log(self.base) * F.gelu(shifted_BANN))
 
 
-def alibi(position_BN: Tensor, heads: int) -> Tensor:
+def alibi(position_BN, heads: int):
     """-m |i - j| [B, A, N, N] with slopes m = 2^(-8 a / A) (arXiv 2108.12409).
 
     Keys after the query cost double in even heads and keys before it in odd ones: an encoder has to tell left from right.
@@ -156,14 +149,14 @@ def alibi(position_BN: Tensor, heads: int) -> Tensor:
     return -slope_A[:, None, None] * (ahead_B1NN.abs() + against_BANN)
 
 
-def segment_bias(segment_BN: Tensor) -> Tensor:
+def segment_bias(segment_BN):
     """[B, 1, N, N]: 0 within a document of a packed sequence, `MASKED` between documents and at padding."""
     is_token_BN = segment_BN > 0
     same_BNN = segment_BN[:, :, None] == segment_BN[:, None]
     return torch.where(same_BNN & is_token_BN[:, None], 0.0, MASKED)[:, None]
 
 
-def of_relation(table_RX: Tensor, relation_BG: Tensor) -> Tensor:
+def of_relation(table_RX, relation_BG):
     """The row of each relation [B, G, X]; padding reads as relation 1, and what comes of it must not be counted."""
     return F.embedding((relation_BG - 1).clamp(min=0), table_RX)
 
@@ -175,7 +168,7 @@ class RelationBias(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(relations, heads))
 
-    def forward(self, batch: LeafyBatch) -> Tensor:
+    def forward(self, batch: LeafyBatch):
         """[B, A, N, N]; 0 everywhere else."""
         _, S = batch.root_ids.shape
         _, G, L = batch.leaf_ids.shape
@@ -202,7 +195,7 @@ class HGAT(nn.Module):
         self.attention = nn.Parameter(torch.empty(relations, 2, width))  # a_r: its half for tails and that for heads
         self.bias = nn.Parameter(torch.empty(relations, width))
 
-    def forward(self, leaf_BGLD, head_BGHD, head_mask_BGH, relation_BG) -> Tensor:
+    def forward(self, leaf_BGLD, head_BGHD, head_mask_BGH, relation_BG):
         """What is added to the leaves [B, G, L, D]; 0 where there is no relation or no head token."""
         weight_RDD = F.dropout(self.weight, self.dropout, self.training)
         attention_R2D = F.dropout(self.attention, self.dropout, self.training)
@@ -281,7 +274,6 @@ class GraphMERPreTrainedModel(PreTrainedModel):
     main_input_name = "root_ids"
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = False  # the loss is a mean: a trainer divides it by its accumulation steps
-    _no_split_modules = ("Layer",)
     _input_embed_layer = "embedding"
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -316,11 +308,11 @@ class GraphMERModel(GraphMERPreTrainedModel):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.post_init()
 
-    def forward(self, **fields: Tensor) -> GraphMEROutput:
+    def forward(self, **fields):
         """States of roots [B, S, D] and leaves [B, G, L, D], 0 at padding. fields: those of a `LeafyBatch`."""
         return self.encode_chains(LeafyBatch(**fields))
 
-    def encode_chains(self, batch: LeafyBatch) -> GraphMEROutput:
+    def encode_chains(self, batch: LeafyBatch):
         _, S = batch.root_ids.shape
         B, G, L = batch.leaf_ids.shape
         is_token_BGL = (batch.leaf_segments > 0)[..., None] & (batch.leaf_ids != self.config.pad_token_id)
@@ -338,7 +330,7 @@ class GraphMERModel(GraphMERPreTrainedModel):
         leaf_states = states_BND[:, S:].reshape(B, G, L, -1)
         return GraphMEROutput(root_states=states_BND[:, :S], leaf_states=leaf_states)
 
-    def encode_text(self, text_ids: Tensor) -> Tensor:
+    def encode_text(self, text_ids: Tensor):
         """Mean state [..., D] of texts [..., C] of their own, without leaves; 0 for an empty one."""
         ids_PC = text_ids.flatten(0, -2)
         is_token_PC = ids_PC != self.config.pad_token_id
@@ -351,7 +343,7 @@ class GraphMERModel(GraphMERPreTrainedModel):
         mean_PD = total_PD / count_P[:, None]
         return mean_PD.view(*text_ids.shape[:-1], -1)
 
-    def _embed_leaves(self, batch: LeafyBatch) -> Tensor:
+    def _embed_leaves(self, batch):
         leaves_BGLD = self.embedding(batch.leaf_ids)
         order_H = torch.arange(self.config.max_head_tokens, device=batch.leaf_ids.device)
         place_BGH = batch.head_start[..., None] + order_H
@@ -363,7 +355,7 @@ class GraphMERModel(GraphMERPreTrainedModel):
         leaves_BGLD = leaves_BGLD + self.hgat(leaves_BGLD, heads_BGHD, is_head_BGH, batch.relation_ids)
         return leaves_BGLD + self.leaf_embedding.weight
 
-    def _encode(self, x_BND, position_BN, distance_BNN, bias) -> Tensor:
+    def _encode(self, x_BND, position_BN, distance_BNN, bias):
         """The layers; everything about pairs of tokens is computed once for all of them."""
         bias = bias + alibi(position_BN, self.config.num_attention_heads)
         decay = self.decay(distance_BNN)
@@ -376,7 +368,7 @@ class GraphMERModel(GraphMERPreTrainedModel):
 # ---- the loss. All shapes are static: what does not count is multiplied by 0, never indexed away.
 
 
-def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def token_loss(logits: Tensor, labels: Tensor):
     """Mean cross-entropy in nats of logits [..., V] where labels [...] are not -100."""
     index = labels.clamp(min=0)[..., None]
     chosen = logits.gather(-1, index).squeeze(-1)
@@ -406,7 +398,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         self.config.auto_map = {"AutoModel": "encoder.GraphMERModel"}
         super().save_pretrained(*args, **kwargs)
 
-    def forward(self, **fields: Tensor) -> GraphMEROutput:
+    def forward(self, **fields):
         """Loss, its terms and the states; without `mlm_labels` the states alone. fields: those of a `LeafyBatch`."""
         batch = LeafyBatch(**fields)
         states = self.encoder.encode_chains(batch)
@@ -417,18 +409,18 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         loss = sum(weights[name] * terms[name] for name in weights)
         return GraphMEROutput(loss=loss, terms=terms, root_states=states.root_states, leaf_states=states.leaf_states)
 
-    def token_logits(self, states: Tensor) -> Tensor:  # [..., V]
+    def token_logits(self, states: Tensor):  # [..., V]
         return F.linear(states, self.encoder.embedding.weight, self.token_bias)
 
-    def entities(self, text_ids: Tensor) -> Tensor:
+    def entities(self, text_ids: Tensor):
         """Unit vectors [..., E] of entities' texts [..., C]."""
         return unit(self.entity_head(self.encoder.encode_text(text_ids)))
 
-    def queries(self, states: GraphMEROutput) -> Tensor:
+    def queries(self, states: GraphMEROutput):
         """Unit vectors [B, G, E] that the tails of masked leaves should be near to."""
         return unit(self.query_head(states.leaf_states[:, :, 0]))
 
-    def _token_terms(self, batch: LeafyBatch, states: GraphMEROutput) -> dict[str, Tensor]:
+    def _token_terms(self, batch, states):
         """Masked roots, masked leaves, and whether a shown leaf is true."""
         masked_BMV = self.token_logits(_at(states.root_states, batch.mlm_positions))
         terms = {"mlm": token_loss(masked_BMV, batch.mlm_labels)}
@@ -440,7 +432,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
             terms["triple"] = mean_where(loss_BG, batch.triple_labels >= 0)  # of masked leaves nothing is asked here
         return terms
 
-    def _entity_terms(self, batch: LeafyBatch, states: GraphMEROutput) -> dict[str, Tensor]:
+    def _entity_terms(self, batch, states):
         """The right tail among others: asked for by a masked leaf, and by head and relation; and what the ontology forbids."""
         wrong_BGUE = None if batch.negative_text_ids is None else self.entities(batch.negative_text_ids)
         tails_BGE = self.entities(batch.tail_text_ids)
@@ -458,7 +450,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         head_P, tail_P = batch.head_entities.flatten(), batch.tail_entities.flatten()
         return terms | self.ontology(heads_PE, tails_PE, relation_P, head_P, tail_P, true_P)
 
-    def contrastive_loss(self, batch: LeafyBatch, queries_BGE, counted_BG, tails_BGE, wrong_BGUE) -> Tensor:
+    def contrastive_loss(self, batch, queries_BGE, counted_BG, tails_BGE, wrong_BGUE):
         """InfoNCE: the right tail among those of the whole batch, and the wrong ones of its own leaf.
 
         Not among them are tails without an entity, other copies of the right one, and tails that are known to be right as well.
@@ -481,7 +473,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         return mean_where(torch.logsumexp(scores_PX, dim=1) - true_P, counted_P)
 
 
-def _at(states_BSD: Tensor, place_BM: Tensor) -> Tensor:
+def _at(states_BSD, place_BM):
     """The states at these places [B, M, D], by a product: a gather's gradient is summed in any order on a GPU."""
     place_S = torch.arange(states_BSD.shape[1], device=place_BM.device)
     chosen_BMS = (place_BM[..., None] == place_S).to(states_BSD.dtype)

@@ -14,20 +14,20 @@ from torch import Tensor, nn
 MARGIN = 0.5  # mean score of a forbidden cycle that is let pass
 
 
-def unit(x: Tensor) -> Tensor:
+def unit(x: Tensor):
     """Unit vectors, in fp32 at least."""
     if x.dtype != torch.float64:
         x = x.float()
     return nn.functional.normalize(x, dim=-1)
 
 
-def mean_where(values: Tensor, counted: Tensor) -> Tensor:
+def mean_where(values: Tensor, counted: Tensor):
     """Mean of the values that count, 0 where none does."""
     count = counted.sum().to(values.dtype)
     return (values * counted).sum() / count.clamp(min=1)
 
 
-def relation_product(vectors_PLD: Tensor, relation_P: Tensor, weight_RDD: Tensor) -> Tensor:
+def relation_product(vectors_PLD, relation_P, weight_RDD):
     """W_r v for each of the L vectors of each leaf [P, L, D]; relations from 1, and 0 of relation 0.
 
     A copy of W_r for each leaf would be P D^2 numbers. All R products have shapes that depend on no value: XLA compiles them once.
@@ -53,11 +53,11 @@ class OntologyTerms(nn.Module):
         forbidden_2R[1, acyclic] = 1
         self.register_buffer("forbidden_2R", forbidden_2R)
 
-    def expected_tails(self, heads_PE: Tensor, relation_P: Tensor) -> Tensor:
+    def expected_tails(self, heads_PE, relation_P):
         """M_r h as unit vectors [P, E]; 0 of relation 0."""
         return unit(relation_product(heads_PE[:, None], relation_P, self.weight).squeeze(1))
 
-    def forward(self, heads_PE, tails_PE, relation_P, head_P, tail_P, true_P) -> dict[str, Tensor]:
+    def forward(self, heads_PE, tails_PE, relation_P, head_P, tail_P, true_P):
         """The terms antisymmetry and acyclicity. head_P, tail_P: numbers of entities; true_P: leaves that are true triples.
 
         The third of a cycle is the tail of another leaf; all leaves are shifted by one random number, by 1 in evaluation.
@@ -78,10 +78,10 @@ class OntologyTerms(nn.Module):
             "acyclicity": cycle_loss(pair, acyclic_P) + cycle_loss(cycle, three_P),
         }
 
-    def scores(self, heads_PE, tails_PE, relation_P) -> Tensor:
+    def scores(self, heads_PE, tails_PE, relation_P):
         return (self.expected_tails(heads_PE, relation_P) * tails_PE).sum(-1)
 
-    def other_leaves(self, tail_P: Tensor) -> Tensor:
+    def other_leaves(self, tail_P):
         count, device = len(tail_P), tail_P.device
         shift = 1
         if self.training:
@@ -89,7 +89,7 @@ class OntologyTerms(nn.Module):
         return (torch.arange(count, device=device) + shift) % count
 
 
-def cycle_loss(scores: list[Tensor], counted_P: Tensor) -> Tensor:
+def cycle_loss(scores: list[Tensor], counted_P):
     """Hinge on the mean score [P] of the triples of a forbidden cycle."""
     excess_P = torch.stack(scores).float().mean(0) - MARGIN
     return mean_where(excess_P.clamp(min=0), counted_P)

@@ -1,7 +1,6 @@
 """Pairs that a code search learns from: the first sentence of a docstring, and the definition without that docstring.
 
-definitions(folder)            functions, methods and classes of a folder of Python sources; nothing is imported
-pairs(folders)                 a datasets.Dataset of question, code and package
+pairs(folders)                 a datasets.Dataset of question, code and package; nothing is imported
 in_batches(rows, ...)          the rows of a run in the order in which they are trained on
 """
 
@@ -11,14 +10,15 @@ import random
 import re
 import sysconfig
 import textwrap
+import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from datasets import Dataset
 
-from .graph.sources import MOST_BYTES, quiet
+from .graph.sources import UNREADABLE, read_text
 
 LEAST_WORDS, MOST_WORDS = 4, 40  # of a question; "See above." asks for nothing
 MOST_PAIRS = 300  # of one package
@@ -44,16 +44,6 @@ class Definition(NamedTuple):
         return f"{self.name}\n{self.code}"
 
 
-def definitions(folder: str | Path) -> list[Definition]:
-    """Every definition of the Python sources below a folder, by path and line, but those of tests.
-
-    Files that do not parse are passed over. Names begin with the folder's own, but in the standard library.
-    """
-    root = Path(folder).expanduser().resolve()
-    files = [_read_file(path, root) for path in list_sources(root)]
-    return list(itertools.chain(*files))
-
-
 def list_sources(root: Path) -> list[Path]:
     """Python files below a folder, but tests, copies of other packages and what is hidden."""
     sources = []
@@ -65,46 +55,36 @@ def list_sources(root: Path) -> list[Path]:
     return sources
 
 
-def _read_file(path: Path, root: Path) -> list[Definition]:
+def read_file(path: Path, root: Path) -> list[Definition]:
+    """Every definition of a file below `root`, none if it cannot be read. Names begin with that of `root`, but in the standard library."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            return []
-        content = path.read_bytes()
-        with quiet():
-            tree = ast.parse(content)
-    except (OSError, SyntaxError, ValueError, RecursionError):
+        text, _ = read_text(path)
+        with warnings.catch_warnings(action="ignore"):  # of invalid escapes
+            tree = ast.parse(text)
+    except UNREADABLE:
         return []
-    parts = path.relative_to(root).with_suffix("").parts
-    if root != STANDARD_LIBRARY:
-        parts = (root.name, *parts)
-    module = ".".join(parts).removesuffix(".__init__")
-    return list(_read_body(tree, module, content.decode("utf-8", errors="replace").splitlines()))
+    parts = path.relative_to(root if root == STANDARD_LIBRARY else root.parent).with_suffix("").parts
+    return list(_read_body(tree, ".".join(parts).removesuffix(".__init__"), text.split("\n")))
 
 
-def _read_body(node: ast.Module | ast.ClassDef, owner: str, lines: list[str]) -> Iterator[Definition]:
+def _read_body(node, owner, lines):
     for child in node.body:
         if isinstance(child, DefinitionNode):
             name = f"{owner}.{child.name}"
-            sentence = first_sentence(ast.get_docstring(child) or "")
-            yield Definition(name, _without_docstring(child, lines), sentence)
+            yield Definition(name, _code_of(child, lines), first_sentence(ast.get_docstring(child) or ""))
             if isinstance(child, ast.ClassDef):
                 yield from _read_body(child, name, lines)
 
 
-def _without_docstring(node: DefinitionNode, lines: list[str]) -> str:
-    """Source lines without those of the docstring; of a class the lines between its methods' bodies."""
-    left_out = []  # (line of the header, first statement, last statement)
-    if ast.get_docstring(node, clean=False) is not None:
-        left_out.append((node, node.body[0], node.body[0]))
+def _code_of(node, lines):
+    """Source lines without those of the docstring; of a class without the bodies of its methods."""
+    parts = [(node, node.body[:1])] if ast.get_docstring(node) is not None else []
     if isinstance(node, ast.ClassDef):
-        methods = [child for child in node.body if isinstance(child, DefinitionNode)]
-        left_out += [(method, method.body[0], method) for method in methods]
-    first = min(part.lineno for part in (node, *node.decorator_list))
-    code = dict(enumerate(lines[first - 1 : node.end_lineno], first))
-    for header, start, end in left_out:
-        for number in range(max(start.lineno, header.lineno + 1), (end.end_lineno or 0) + 1):
-            code.pop(number, None)
-    return textwrap.dedent("\n".join(code.values()))
+        parts += [(method, method.body) for method in node.body if isinstance(method, DefinitionNode)]
+    kept = {*range(min(part.lineno for part in (node, *node.decorator_list)), node.end_lineno + 1)}
+    for header, body in parts:
+        kept -= {*range(max(body[0].lineno, header.lineno + 1), body[-1].end_lineno + 1)}
+    return textwrap.dedent("\n".join(lines[number - 1] for number in sorted(kept)))
 
 
 def first_sentence(docstring: str) -> str:
@@ -137,21 +117,19 @@ def pairs(folders: Sequence[str | Path], *, total: int = 6_000, seed: int = 0) -
     draw = random.Random(seed)
     first, *others = folders
     draw.shuffle(others)
-    rows = []
+    rows: list[dict[str, str]] = []
     used_texts: set[str] = set()
     for folder in (first, *others):
         root = Path(folder).expanduser().resolve()
         files = list_sources(root)
         draw.shuffle(files)
-        package = []
+        package: list[dict[str, str]] = []
         for path in files:
-            for definition in _read_file(path, root):
+            for definition in read_file(path, root) if len(package) < MOST_PAIRS else ():
                 texts = {definition.sentence, definition.code}
                 if is_question(definition.sentence) and used_texts.isdisjoint(texts):
                     used_texts |= texts
                     package.append({"question": definition.sentence, "code": definition.text, "package": root.name})
-            if len(package) >= MOST_PAIRS:
-                break
         rows += package[:MOST_PAIRS]
         if len(rows) >= total:
             break
@@ -180,15 +158,12 @@ def hold_out(rows: Dataset, *, dev: int, test: int, seed: int = 0) -> Pairs:
         )
     chosen = random.Random(seed).sample(enough, dev + test)
     held_out = [places.pop(name)[:MOST_HELD_OUT] for name in chosen]
-    parts = []
-    for packages in (places.values(), held_out[:dev], held_out[dev:]):
-        part = itertools.chain(*packages)
-        parts.append(rows.select(list(part)))
-    return Pairs(*parts)
+    parts = (places.values(), held_out[:dev], held_out[dev:])
+    return Pairs(*(rows.select([*itertools.chain(*part)]) for part in parts))
 
 
-def _by_package(rows: Dataset) -> dict[str, list[int]]:
-    places: dict[str, list[int]] = defaultdict(list)
+def _by_package(rows):
+    places = defaultdict(list)
     for place, package in enumerate(rows["package"]):
         places[package].append(place)
     return places
@@ -204,19 +179,16 @@ def in_batches(rows: Dataset, *, batch_size: int, steps: int, seed: int) -> Data
     """
     if len(rows) < batch_size:
         raise ValueError(f"batch_size={batch_size}: there are only {len(rows)} pairs; add packages, or lower it")
-    groups, small = {}, []
+    groups: dict[str, list[int]] = defaultdict(list)
     for name, places in _by_package(rows).items():
-        if len(places) < batch_size:
-            small += places
-        else:
-            groups[name] = places
+        groups[name if len(places) >= batch_size else ""] += places
+    small = groups.pop("", [])
     if len(small) >= batch_size:
         groups["small packages"] = small
     draw, order = random.Random(seed), []
     waiting: dict[str, list[int]] = defaultdict(list)
-    sizes = [len(places) for places in groups.values()]
     for _ in range(steps):
-        [name] = draw.choices(list(groups), sizes)
+        [name] = draw.choices([*groups], [*map(len, groups.values())])
         if len(waiting[name]) < batch_size:
             waiting[name] = draw.sample(groups[name], len(groups[name]))
         order += waiting[name][-batch_size:]

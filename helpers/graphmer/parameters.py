@@ -1,13 +1,12 @@
 """Parameters of the GraphMER notebooks: what is asked, how the search is tuned, and which configuration the encoder has."""
 
 import dataclasses
-from typing import Any
 
 from pydantic import model_validator
 
 from helpers.data.hub import MINILM
 from helpers.machine.runtime import Runtime, choose_precision
-from helpers.parameters import NO_NETWORK, SAMPLE, UPLOAD, Parameters, Source, parameter, source_path
+from helpers.parameters import NO_NETWORK, SAMPLE, Parameters, Source, parameter
 
 from .configuration import PROFILES, Configuration, override, read_configuration
 
@@ -56,13 +55,7 @@ class GraphParameters(Parameters):
     )
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Any:
-        path = source_path("data_source", self.data_source)
-        if self.data_source not in (SAMPLE, UPLOAD) and (path is None or not path.is_dir()):
-            raise ValueError(
-                f"data_source={self.data_source!r}: must be a folder of sources, or {SAMPLE!r} "
-                "(the installed Python's standard library)"
-            )
+    def _fits_together(self):
         self.on_devices("cpu", 1)
         return self
 
@@ -81,13 +74,8 @@ class GraphParameters(Parameters):
         if self.precision != AUTO:
             values["run.mixed_precision"] = self.precision
         if self.batch_size:
-            parts = configuration.batch_size(machine.device_count) // configuration.training_data.micro_batch_size
-            if self.batch_size % parts:
-                raise ValueError(
-                    f"batch_size={self.batch_size}: must be a multiple of {parts} (gradient_accumulation_steps x devices); "
-                    "give one, or 0 for the configuration's"
-                )
-            values["training_data.micro_batch_size"] = self.batch_size // parts
+            values["training_data.micro_batch_size"] = self.batch_size / machine.device_count
+            values["run.gradient_accumulation_steps"] = 0
         configuration = override(configuration, values)
         configuration.require(machine)
         return configuration
@@ -117,13 +105,9 @@ def in_precision(machine: Runtime, configuration: Configuration) -> Runtime:
 
 
 def parse_changes(text: str) -> dict[str, str]:
-    """`"a.b=1; c=2"` as {"a.b": "1", "c": "2"}. Raises ValueError: a part without `=`, a key twice."""
-    changes = {}
-    for part in filter(str.strip, text.split(";")):
-        key, equals, value = map(str.strip, part.partition("="))
-        if not key or not equals or key in changes:
-            raise ValueError(
-                f"changes={text!r}: must be key=value, each key once, such as model.num_layers=6; run.seed=1"
-            )
-        changes[key] = value
-    return changes
+    """`"a.b=1; c=2"` as {"a.b": "1", "c": "2"}. Raises ValueError: a part without `=`."""
+    try:
+        parts = [part.split("=", 1) for part in text.split(";") if part.strip()]
+        return {key.strip(): value for key, value in parts}
+    except ValueError:
+        raise ValueError(f"changes={text!r}: must be key=value, such as model.num_layers=6; run.seed=1") from None

@@ -40,9 +40,17 @@ def freeze_lower_half(model: SentenceTransformer) -> None:
     layers[len(layers) // 2 :].requires_grad_(True)
 
 
-def search_recipe(steps: int = 0) -> Recipe:
-    """120 steps of 32 pairs; a micro-batch is a batch, since it holds the wrong answers."""
-    return Recipe(
+def search_plan(model: SentenceTransformer, steps: int, runtime: Runtime, **by_user) -> Plan:
+    """Settings of a run of so many steps, 0: 120, of 32 pairs, a question and a code each. by_user: as `plan` takes them.
+
+    Raises as `plan` does.
+    """
+
+    def batch(examples):
+        ids = torch.ones(examples, CODE_TOKENS, dtype=torch.long)
+        return [{"input_ids": ids.clone(), "attention_mask": ids.clone()} for _ in range(2)]
+
+    recipe = Recipe(
         batch_size=BATCH,
         learning_rate=LEARNING_RATE,
         max_steps=steps or STEPS,
@@ -51,15 +59,6 @@ def search_recipe(steps: int = 0) -> Recipe:
         tpu_batch_factor=1,
         tpu_learning_rate_factor=1.0,
     )
-
-
-def search_plan(model: SentenceTransformer, recipe: Recipe, runtime: Runtime, **by_user) -> Plan:
-    """Settings of a run: a question and a code for each pair. by_user: as `plan` takes them. Raises as `plan` does."""
-
-    def batch(examples: int) -> list[dict[str, torch.Tensor]]:
-        ids = torch.ones(examples, CODE_TOKENS, dtype=torch.long)
-        return [{"input_ids": ids.clone(), "attention_mask": ids.clone()} for _ in range(2)]
-
     loss = MultipleNegativesRankingLoss(model)
     return settings.plan(recipe, loss, lambda loss, columns: loss(columns, None), batch, runtime, **by_user)
 
@@ -68,7 +67,7 @@ def new_search_trainer(
     model: SentenceTransformer,
     rows: Dataset,
     dev: Dataset,
-    loss: torch.nn.Module,
+    loss,
     plan: Plan,
     runtime: Runtime,
     output_dir: Path | str,
@@ -115,20 +114,18 @@ def rank_questions(model: SentenceTransformer, held_out: Dataset) -> dict[str, n
     packages = np.array(held_out["package"])
     for package in dict.fromkeys(held_out["package"]):
         rows = held_out.select(np.flatnonzero(packages == package))
-        codes = list(rows["code"])
-        questions = list(rows["question"])
-        names = [code.partition("\n")[0] for code in codes]
-        search = CodeSearch(names, codes)
+        codes, questions = [*rows["code"]], [*rows["question"]]
+        search = CodeSearch([code.partition("\n")[0] for code in codes], codes)
         cosines_QN = embed(model, questions) @ embed(model, codes).T
         for place, (question, cosine_N) in enumerate(zip(questions, cosines_QN, strict=True)):
-            lexical_N = search.scores(question)
-            fused_N = fuse(lexical_N, cosine_N)
-            for name, scores_N in (("BM25", lexical_N), ("encoder", cosine_N), ("fused", fused_N)):
+            lexical_N, _ = search.scores(question)
+            scores = {"BM25": lexical_N, "encoder": cosine_N, "fused": fuse(lexical_N, cosine_N)}
+            for name, scores_N in scores.items():
                 ranks[name].append(reciprocal_rank(scores_N, place))
     return {name: np.array(values) for name, values in ranks.items()}
 
 
-def reciprocal_rank(scores_N: np.ndarray, right: int) -> float:
+def reciprocal_rank(scores_N, right: int) -> float:
     """Of the candidate `right`; equal scores share the mean of their ranks."""
     return float(1 / rankdata(-scores_N)[right])
 

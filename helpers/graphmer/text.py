@@ -8,15 +8,10 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .graph.knowledge_graph import Entity, KnowledgeGraph
-
-if TYPE_CHECKING:
-    from tokenizers import Encoding
-    from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ("[PAD]", "[MASK]", "[SEP]")
 PAD, MASK, SEP = range(3)  # their ids
@@ -76,8 +71,8 @@ def definition_text(name: str, lines: Sequence[str]) -> str:
 # ---- tokens
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of at most `vocab_size` entries, the same for the same texts; [PAD], [MASK], [SEP] are 0, 1, 2.
+def train_tokenizer(texts: Iterable[str], vocab_size: int):
+    """A PreTrainedTokenizerFast: byte-level BPE of at most `vocab_size` entries, the same for the same texts; [PAD], [MASK], [SEP] are 0, 1, 2.
 
     No token crosses a boundary of identifier, camelCase or snake_case word, number, line or indentation. Decoding gives the text
     back.
@@ -109,7 +104,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     )
 
 
-def encodings(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> Iterator[Encoding]:
+def encodings(tokenizer, texts: Iterable[str]) -> Iterator:
     """Tokens of each text and the characters that they stand for; none is added, cut or padded."""
     backend, remaining = tokenizer.backend_tokenizer, iter(texts)
     backend.no_padding()
@@ -119,7 +114,7 @@ def encodings(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> Itera
         yield from backend.encode_batch(chunk, add_special_tokens=False)
 
 
-def identifier_tokens(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+def identifier_tokens(tokenizer):
     """Which tokens are part of an identifier or number, bool [V]; neighbours of this kind are of one identifier."""
     words_V = np.zeros(len(tokenizer), dtype=bool)
     for token in range(len(SPECIAL_TOKENS), len(tokenizer)):

@@ -9,11 +9,9 @@ trainer.train()
 import dataclasses
 from pathlib import Path
 
-import torch
 from torch.utils.data import SequentialSampler, Subset
 from transformers import PreTrainedTokenizerFast, Trainer, set_seed
 
-from helpers.machine import ranks, xla
 from helpers.machine.runtime import Runtime
 from helpers.plan import settings as planner
 from helpers.plan.settings import Plan, Recipe
@@ -57,7 +55,7 @@ def load_corpus(graph: KnowledgeGraph, configuration: Configuration) -> Corpus:
     return Corpus(graph, splits, documents, tokenizer, train, validation)
 
 
-def new_model(configuration: Configuration, corpus: Corpus) -> GraphMERForPreTraining:
+def new_model(configuration, corpus) -> GraphMERForPreTraining:
     """An untrained model; its weights follow from `run.seed`."""
     set_seed(configuration.run.seed)
     properties = corpus.train.encoded.relations.properties
@@ -65,21 +63,16 @@ def new_model(configuration: Configuration, corpus: Corpus) -> GraphMERForPreTra
     return GraphMERForPreTraining(config)
 
 
-def make_plan(configuration: Configuration, model: GraphMERForPreTraining, corpus: Corpus, machine: Runtime) -> Plan:
+def make_plan(configuration, model, corpus, machine) -> Plan:
     """The configuration as a plan: what the configuration says is not chosen again."""
-    run, workers = configuration.run, configuration.hardware.num_workers
     recipe = run_recipe(configuration, len(corpus.train), machine)
-    longest = corpus.train.with_roots(configuration.roots(recipe.sequence_length))
+    longest = corpus.train.with_roots(configuration.roots(recipe.sequence_length))[0]
 
-    def batch(examples: int) -> dict[str, torch.Tensor]:
-        return corpus.train.collate([longest[0]] * examples)
+    def batch(examples):
+        return corpus.train.collate([longest] * examples)
 
     plan = planner.plan(recipe, model, lambda model, fields: model(**fields).loss, batch, machine)
-    steps = "run.max_steps"
-    if not run.max_steps:
-        steps = f"{run.epochs} epochs of {len(corpus.train):,} sequences"
-    reasons = {"max_steps": steps, "dataloader_workers": "hardware.num_workers"}
-    return dataclasses.replace(plan, dataloader_workers=workers, reasons=plan.reasons | reasons)
+    return dataclasses.replace(plan, dataloader_workers=configuration.hardware.num_workers)
 
 
 def run_recipe(configuration: Configuration, sequences: int, machine: Runtime) -> Recipe:
@@ -105,18 +98,7 @@ def run_recipe(configuration: Configuration, sequences: int, machine: Runtime) -
 
 
 class GraphTrainer(TrainerMixin, Trainer):
-    """transformers' Trainer with this suite's reliability; the terms of the loss are summed on the device between two logs."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._reset_sums()
-
-    def _reset_sums(self) -> None:
-        self._sums = {name: torch.zeros((), device=self.model.device) for name in self.model.config.weights()}
-        self._batches = 0
-        if self.runtime.kind == "xla":
-            # XLA would take zeros that are not yet written for constants, and compile another step.
-            xla.sync()
+    """transformers' Trainer with this suite's reliability; the log has each term of the loss, of the last micro-batch."""
 
     def _get_train_sampler(self, *args, **kwargs):
         return SequentialSampler(self.train_dataset)  # the order is drawn already, and lengths must not mix
@@ -124,22 +106,12 @@ class GraphTrainer(TrainerMixin, Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(**inputs)
         if model.training:
-            for name, term in outputs.terms.items():
-                self._sums[name] = self._sums[name] + term.detach()
-            self._batches += 1
-        if return_outputs:
-            return outputs.loss, outputs
-        return outputs.loss
+            self.terms = {name: term.detach() for name, term in outputs.terms.items()}
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
 
-    def log(self, logs: dict, start_time: float | None = None) -> None:
-        if "loss" in logs:  # with the mean of each term over the batches of all processes since the last log
-            count = max(1, self._batches)
-            means = {name: float(total) / count for name, total in self._sums.items()}
-            processes = ranks.gather(means)
-            for name in means:
-                total = sum(process[name] for process in processes)
-                logs[name] = round(total / len(processes), 6)
-            self._reset_sums()
+    def log(self, logs, start_time=None):
+        if "loss" in logs:
+            logs |= {name: round(float(term), 6) for name, term in self.terms.items()}
         super().log(logs, start_time)
 
 
@@ -151,10 +123,10 @@ def new_trainer(
     runtime: Runtime,
     output_dir: Path | str,
     *,
-    report_to: str = "none",
     max_hours: float = 0.0,
+    **overrides,
 ) -> GraphTrainer:
-    """The trainer of a run of exactly `plan.max_steps` optimizer steps."""
+    """The trainer of a run of exactly `plan.max_steps` optimizer steps. overrides: fields of `TrainingArguments`."""
     run, optimizer = configuration.run, configuration.optimizer
     batch = min(plan.per_device_batch_size, len(corpus.validation) // plan.device_count)
     if not batch:
@@ -171,13 +143,13 @@ def new_trainer(
         eval_steps=run.eval_interval_steps,
         save_steps=run.save_interval_steps,
         lr_scheduler_type=optimizer.scheduler.name.replace("constant", "constant_with_warmup"),
-        report_to=report_to,
         remove_unused_columns=False,
         label_names=["mlm_labels", "mnm_labels"],
         per_device_eval_batch_size=batch * runtime.engine.fed,
         adam_beta1=optimizer.betas[0],
         adam_beta2=optimizer.betas[1],
         adam_epsilon=optimizer.eps,
+        **overrides,
     )
     stages = [(begin, configuration.roots(length)) for begin, length in configuration.stages()]
     together = batch * plan.device_count

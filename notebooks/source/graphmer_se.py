@@ -156,8 +156,7 @@ encoder = load_sentence_encoder(
     params.base_model, texts=parts.training["code"], seed=params.seed, max_seq_length=CODE_TOKENS
 )
 search_training.freeze_lower_half(encoder)
-recipe = search_training.search_recipe(params.search_steps)
-search_plan = search_training.search_plan(encoder, recipe, machine)
+search_plan = search_training.search_plan(encoder, params.search_steps, machine)
 if machine.kind in ("cuda", "xla"):
     encoder = encoder.to(machine.device)
 start = {split: search_training.rank_questions(encoder, getattr(parts, split)) for split in ("dev", "test")}
@@ -248,7 +247,7 @@ print(results_file)
 # %%
 from helpers.graphmer.search import search
 
-hits = search(index, params.question, model=search_model, keep_in=run.path / "index")
+hits = search(index, params.question, model=search_model)
 if hits:
     tables.show([hit._asdict() for hit in hits], params.question)
 else:
@@ -374,8 +373,7 @@ print(results_file)
 # %% [markdown]
 # ## Next steps
 #
-# - **Your own code**: `data_source="my/repository"`. Installed packages are not read. The search leaves tests out
-#   (`search(..., tests=True)` has them).
+# - **Your own code**: `data_source="my/repository"`. Installed packages are not read. The search leaves tests out.
 # - **From the shell**, without a notebook, in the folder of the repository: `python -m helpers.graphmer ask function_name` (with `--json`
 #   for a coding agent) and `python -m helpers.graphmer search "reads a configuration" --model outputs/graphmer_se/search_model`.
 # - **Another encoder**: change its cell, or `changes="model.num_layers=6"`; `config="published"` trains every part of the published

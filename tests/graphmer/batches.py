@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from helpers.graphmer.encoder import GraphMERConfig, GraphMERForPreTraining
-from helpers.graphmer.graph.knowledge_graph import Triple, read_ontology
 
 # B batch · S roots · G leaves · L leaf tokens · M masked roots · U negatives · C tokens of an entity's text
 
@@ -98,17 +97,3 @@ def weight_count(config: GraphMERConfig) -> int:
     """Trained weights of the whole model; none is made."""
     with torch.device("meta"):
         return GraphMERForPreTraining(config).num_parameters()
-
-
-def violations(graph) -> list[Triple]:
-    """Triples that the ontology of software forbids: by an end of a known type, or because another says the opposite."""
-    relations, triples, wrong = read_ontology(), set(graph.triples), []
-    for triple in graph.triples:
-        relation = relations[triple.relation]
-        kinds = (graph.entities[triple.head].type, relation.domain), (graph.entities[triple.tail].type, relation.range)
-        opposite = Triple(triple.tail, triple.relation, triple.head)
-        if any(kind not in known for kind, known in kinds) or (
-            relation.antisymmetric and triple.head != triple.tail and opposite in triples
-        ):
-            wrong.append(triple)
-    return wrong

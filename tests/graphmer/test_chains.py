@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from helpers.graphmer.chains import Leaf, LeafyChains, Relations, curriculum, mask_roots, phase_steps
 from helpers.graphmer.configuration import override, read_configuration
 from helpers.graphmer.graph.build import load_graph
-from helpers.graphmer.text import MASK, PAD, SEP, shown_name
+from helpers.graphmer.text import MASK, SEP
 from helpers.graphmer.training import load_corpus
 
 pytestmark = pytest.mark.once
@@ -92,11 +92,6 @@ def leaves_of(batch):
         yield SimpleNamespace(row=row, number=number, **{name: batch[name][row, number].item() for name in names})
 
 
-def document_of(chains, row, segment):
-    order = np.random.default_rng([chains.seed, 0]).permutation(len(chains))
-    return chains.sequences[order[row]][segment - 1]
-
-
 def equal(one, other):
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
@@ -110,36 +105,6 @@ def test_an_example_depends_on_seed_and_index_alone_and_every_epoch_has_its_own(
         assert equal(again[index], chains[index])
     assert not equal(chains[5], chains[5 + many])
     assert not equal(chains[5], world.chains(run__seed=1)[5])
-
-
-def test_every_document_is_in_each_epoch_once_and_its_segment_holds_its_tokens(world, chains, epoch):
-    seen = Counter()
-    for row in range(len(chains)):
-        segments, ids = epoch["root_segments"][row].numpy(), epoch["root_ids"][row].numpy().copy()
-        asked = epoch["mlm_labels"][row] != NOTHING
-        ids[epoch["mlm_positions"][row][asked]] = epoch["mlm_labels"][row][asked]
-        for segment in range(1, segments.max() + 1):
-            number, here = document_of(chains, row, segment), segments == segment
-            np.testing.assert_array_equal(ids[here], world.encoded.documents[number])
-            np.testing.assert_array_equal(epoch["root_positions"][row][here], np.arange(here.sum()))
-            seen[number] += 1
-        assert not ids[np.count_nonzero(segments) :].any()
-    ends = {world.encoded.number[end] for triple in world.splits.train for end in (triple.head, triple.tail)}
-    assert seen == Counter(dict.fromkeys(ends, 1))
-
-
-def test_packing_fills_sequences_and_can_be_turned_off(world, chains):
-    alone = world.chains(training_data__pack_sequences=False)
-    assert len(alone) > 2 * len(chains)
-    assert all(alone[index]["root_segments"].max() == 1 for index in range(0, len(alone), 50))
-    for row in chains.sequences:
-        assert sum(map(chains.length, row)) <= ROOTS
-        assert sum(map(chains.count_leaves, row)) <= LEAVES
-    roots, leaves = (
-        sum(count(number) for row in chains.sequences for number in row) / most / len(chains)
-        for count, most in ((chains.length, ROOTS), (chains.count_leaves, LEAVES))
-    )
-    assert 0.5 < max(roots, leaves) <= 1
 
 
 # ---- leaves
@@ -168,7 +133,7 @@ def test_wrong_tails_are_of_an_admitted_type_and_hard_ones_are_near_the_right_on
         true_looks[head, relation].add(encoded.leaf_ids_EL[tail].tobytes())
     for head, relation, tail in sorted(directed(world, world.splits.train))[::3]:
         for kind, counted in near.items():
-            wrong = getattr(encoded, kind)(draw, Leaf(1, 0, 1, head, relation, tail, True))
+            wrong = encoded.wrong_tail(draw, Leaf(1, 0, 1, head, relation, tail, True), kind == "hard")
             if wrong is not None:
                 assert entities[wrong].type in RELATIONS.tail_types[relation]
                 assert encoded.leaf_ids_EL[wrong].tobytes() not in true_looks[head, relation]
@@ -178,67 +143,12 @@ def test_wrong_tails_are_of_an_admitted_type_and_hard_ones_are_near_the_right_on
     )
 
 
-def test_masked_leaves_show_nothing_and_labels_are_their_tokens(world, epoch):
-    masked = (epoch["mnm_labels"] != NOTHING).any(-1)
-    for leaf in leaves_of(epoch):
-        place = leaf.row, leaf.number
-        if masked[place]:
-            assert (epoch["leaf_ids"][place] == MASK).all() and leaf.triple_labels == NOTHING
-            expected = world.encoded.leaf_ids_EL[leaf.tail_entities]
-            labels = epoch["mnm_labels"][place].numpy()
-            np.testing.assert_array_equal(labels, np.where(expected == PAD, NOTHING, expected))
-        else:
-            assert (epoch["leaf_ids"][place] != MASK).all() and leaf.triple_labels in (0, 1)
-            assert not epoch["negative_text_ids"][place].any()
-    for name in ("leaf_ids", "relation_ids", "head_start", "head_length", "tail_text_ids"):
-        assert not epoch[name][epoch["leaf_segments"] == 0].any(), name
-
-
 def test_no_pair_of_entities_is_in_two_leaves_of_a_document(epoch):
     seen = set()
     for leaf in leaves_of(epoch):
         key = (leaf.row, leaf.leaf_segments, frozenset((leaf.head_entities, leaf.tail_entities)))
         assert leaf.head_entities < 0 or key not in seen
         seen.add(key)
-
-
-@pytest.mark.parametrize("share", [0.2, 0.5])
-def test_the_share_of_masked_leaves_and_roots_is_the_request(world, share):
-    masks = {"objectives__mnm__mask_prob": share, "objectives__mlm__mask_prob": share}
-    batch = whole_epoch(world.chains(**masks, encoding__leaves_per_anchor__negatives=1))
-    true = (batch["tail_entities"] >= 0).sum().item()
-    assert (batch["mnm_labels"] != NOTHING).any(-1).sum().item() / true == pytest.approx(share, abs=0.015)
-    roots = (batch["root_segments"] > 0).sum().item()
-    assert (batch["mlm_labels"] != NOTHING).sum().item() / roots == pytest.approx(share, abs=0.01)
-
-
-def test_leaves_hang_at_the_name_of_their_head(world, chains, epoch):
-    places = Counter()
-    for leaf in leaves_of(epoch):
-        number = document_of(chains, leaf.row, leaf.leaf_segments)
-        start = leaf.head_start - epoch["root_segments"][leaf.row].tolist().index(leaf.leaf_segments)
-        assert (start, leaf.head_length) == world.encoded.anchors[number]
-        assert leaf.head_entities in (-1, number)
-        shown = world.text(world.encoded.documents[number][start : start + leaf.head_length].tolist())
-        entity = world.encoded.entities[number]
-        assert entity.name in shown or shown_name(entity.id).endswith(
-            shown
-        )  # the end of a long one, of a parameter in brackets
-        places[leaf.relation_ids > RELATIONS.forward] += 1
-    assert min(places[True], places[False]) > 20
-
-
-@pytest.mark.parametrize(("positives", "negatives"), [(1, 0), (3, 1)])
-def test_an_anchor_has_at_most_so_many_true_and_wrong_leaves(world, positives, negatives):
-    anchor = {
-        f"encoding__leaves_per_anchor__{name}": n for name, n in (("positive", positives), ("negatives", negatives))
-    }
-    batch, counts = whole_epoch(world.chains(**anchor)), Counter()
-    for leaf in leaves_of(batch):
-        counts[leaf.row, leaf.head_start, leaf.tail_entities >= 0] += 1
-    for true, most in ((True, positives), (False, negatives)):
-        assert max((n for key, n in counts.items() if key[2] is true), default=0) == most
-    assert (batch["leaf_segments"] > 0).sum(1).max() <= LEAVES
 
 
 def test_known_tails_of_the_batch_are_what_a_loop_finds(world, chains):

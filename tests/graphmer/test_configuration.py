@@ -4,7 +4,7 @@ import pytest
 
 from helpers.graphmer import configuration
 from helpers.graphmer.chains import LeafyChains
-from helpers.graphmer.configuration import FIXED, PROFILES, override, paths, read_configuration
+from helpers.graphmer.configuration import FIXED, override, paths, read_configuration
 from helpers.graphmer.graph.build import load_graph
 from helpers.graphmer.parameters import GraphParameters
 from helpers.graphmer.training import load_corpus, run_recipe
@@ -17,15 +17,15 @@ pytestmark = pytest.mark.once
 
 WRONG = {
     "model:\n  hiden_size: 3\n": "c: model.hiden_size: unknown key; did you mean model.hidden_size",
-    "run: {seed: 1}\noptimizer:\n  lr: -1\n": "c: optimizer.lr=-1: input should be greater than 0",
-    "run:\n  epochs: x\n": "c: run.epochs='x': input should be a valid integer",
-    "model:\n  norm: layernorm\n": "c: model.norm='layernorm': input should be 'rmsnorm'",
+    "run: {seed: 1}\noptimizer:\n  lr: -1\n": "c: optimizer.lr=-1: Input should be greater than 0",
+    "run:\n  epochs: x\n": "c: run.epochs='x': Input should be a valid integer",
+    "model:\n  norm: layernorm\n": "c: model.norm='layernorm': Input should be 'rmsnorm'",
     "model: {hidden_size: 100}\n": "model.hidden_size=100: must be a multiple of model.num_heads=12",
-    "model: {hgat: {enabled: false}}\n": "model.hgat.enabled=False: input should be True",
+    "model: {hgat: {enabled: false}}\n": "model.hgat.enabled=False: Input should be True",
     "training_data: {max_seq_len: 100, short_to_long_curriculum: {enabled: false}}\n": "max_seq_len=100 with 24 leaves of 4 tokens leaves no room for code",
     "encoding: {max_leaves_per_sequence: 4}\n": "max_leaves_per_sequence=4: the leaves of one anchor need more room; give at least 8",
     "model: [\n": "c: not YAML (",
-    "model:\n  dropout: 2\nrun:\n  epochs: 0\n": "c: run.epochs=0: input should be greater than or equal to 1\nc: model.dropout=2: ",
+    "model:\n  dropout: 2\nrun:\n  epochs: 0\n": "c: run.epochs=0: Input should be greater than 0\nc: model.dropout=2: ",
 }
 
 
@@ -36,13 +36,6 @@ def test_what_is_wrong_is_said_with_its_file_its_key_and_its_value(text, message
     with pytest.raises(ValueError) as caught:
         read_configuration(path)
     assert message in str(caught.value).replace(str(path), "c")
-
-
-@pytest.mark.parametrize("name", PROFILES)
-def test_a_profile_is_read_as_what_it_prints(name, tmp_path):
-    found = read_configuration(name)
-    (tmp_path / "printed").write_text(configuration.to_yaml(found))
-    assert read_configuration(tmp_path / "printed") == found
 
 
 def test_the_published_profile_is_the_document_of_the_project_and_has_140_million_weights():
@@ -134,13 +127,10 @@ def test_parameters_change_the_configuration_of_the_machine():
     [
         ({"changes": "model.hiden_size=3"}, "model.hiden_size: unknown key"),
         ({"changes": "model.num_layers"}, "must be key=value"),
-        ({"changes": "run.seed=1; run.seed=2"}, "each key once"),
         ({"changes": "run.seed=["}, "run.seed='\\[': not YAML"),
         ({"config": "no.yaml"}, "config='no.yaml'"),
-        ({"data_source": "owner/name"}, "data_source='owner/name'"),
         ({"search_steps": -1}, "search_steps=-1"),
         ({"base_model": "./nothing"}, "base_model"),
-        ({"data_source": __file__}, "data_source=.*must be a folder"),
     ],
 )
 def test_a_wrong_parameter_is_named(given, message):

@@ -17,14 +17,16 @@ import re
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from helpers.run import disk
 
-from .sources import UNREADABLE, Source, name_of, quiet, read_sources
+from .knowledge_graph import last_name
+from .sources import TOP, UNREADABLE, Source, read_sources
 
 ENGINE = "pyrefly>=1.5,<1.6"
 LEAST_SECONDS, LINES_A_SECOND = 30, 2_000  # until the engine is stopped; on one core it reads 30,000 lines a second
@@ -44,19 +46,19 @@ use-ignore-files = false
 """
 OPTIONS = "check --config pyrefly.toml --output-format omit-errors --summary=none --report-scip index.scip"
 # Is read with every index, which has to say of it what stands in `FACTS`.
-PROBE_FILE = "graphmer_probe.py"
-PROBE = """class Above:
+PROBE_TEXT = """class Above:
     def go(self, speed=1): return self
 class Below(Above):
     def go(self, speed=2): return self
 def make(): return Below()
 make().go()
 """
-FACTS = """probe.Above begins at 1, ends at 2
-probe.Above.go(speed) begins at 2, ends at 2
-probe.Below inherits from probe.Above
-probe.Below.go overrides probe.Above.go
-probe.make returns Below
+PROBE = Source("probe.py", PurePosixPath("graphmer_probe.py"), PROBE_TEXT, module="probe")
+FACTS = """probe.Above 1-2  []
+probe.Above.go(speed) 2-2  []
+probe.Below 3-4  ['probe.Above']
+probe.Below.go 4-4  ['probe.Above.go']
+probe.make 5-5 Below []
 line 6 uses probe.Below.go"""
 # The fields of SCIP that are read, as protobuf describes messages.
 SCHEMA = """
@@ -80,12 +82,13 @@ message_type { name: "Relationship"
   field { name: "symbol" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING } }
 """
 IS_DEFINITION = 1  # a bit of symbol_roles
+LOCALS = ".<locals>"  # in the id of what a function defines, behind that of the function
 LOCAL = "local"  # what a mention means that is of one function alone
 PART = re.compile(r"\(([^)]+)\)|(`[^`]+`|[\w<>$+-]+)(\(\)\.|[/#:.])")  # of a symbol
 KINDS = {"#": "class", "().": "function", ".": "variable"}
 MEMBERS = {"#": "class", "().": "method", ".": "field"}
-RESULT = re.compile(r"-> ([\w.]+): \.\.\.\Z")
-TYPE = re.compile(r"\A```python\n\((?:variable|constant|attribute|parameter)\) \w+: ([\w.]+)\Z")
+# The class in what an editor would show, where it is one: of a function that of its result, of anything else its own.
+TYPE = re.compile(r"-> ([\w.]+): \.\.\.\Z|\A```python\n\((?:variable|constant|attribute|parameter)\) \w+: ([\w.]+)\Z")
 
 CALLS = ("called", "decorates", "raised", "with", "awaited")
 OF_CALLS = CALLS[1:]  # what is called in such a place is used so
@@ -106,6 +109,7 @@ MatchClass cls matched
 Return value returned
 Yield value yielded
 YieldFrom value yielded
+Assign value aliased
 AnnAssign value aliased
 NamedExpr value aliased
 AnnAssign annotation has_type
@@ -139,7 +143,7 @@ class Definition(NamedTuple):
     line: int
     end_line: int
     type: str = ""
-    also: tuple[int, ...] = ()
+    also: Sequence[int] = ()
 
 
 class Use(NamedTuple):
@@ -152,6 +156,16 @@ class Use(NamedTuple):
     source: Source
     line: int
     column: int  # of its end
+
+    @property
+    def is_member(self) -> bool:
+        """Whether it is a name behind a dot."""
+        return self.text[: self.column - len(self.word)].rstrip().endswith(".")
+
+    @property
+    def text(self) -> str:
+        """Its line."""
+        return self.source.lines[self.line - 1]
 
 
 class Index:
@@ -172,49 +186,47 @@ class Index:
         self._modules: dict[tuple[int, str], str] = {}  # by group, and the names by which they are imported there
         for group, root in roots_of(sources):
             for source in sources:
-                if source.group == group and f"/{source.place}".startswith(f"/{root}"):
-                    self._modules.setdefault((group, name_of(source, root)), source.module)
+                if source.group == group and source.place.is_relative_to(root):
+                    self._modules.setdefault((group, source.name_from(root)), source.module)
         document_of = {document.relative_path: document for document in documents}
-        with quiet():
+        with warnings.catch_warnings(action="ignore"):  # of invalid escapes, in code that is not ours
             for source in sources:
                 if mirrored(source) in document_of:
                     self._read(source, document_of[mirrored(source)])
                 else:
-                    self._fail(source, f"left out by {ENGINE}: it takes too long, or cannot be read")
+                    error = f"left out by {ENGINE}: it takes too long, or cannot be read"
+                    failed.append({"path": source.path, "error": error})
 
-    def _fail(self, source: Source, reason: str) -> None:
-        self.failed.append({"path": source.path, "error": reason})
-
-    def _id(self, source: Source, symbol: str) -> str:
+    def _id(self, source, symbol):
         """The id of what a symbol means in a file."""
         if symbol.startswith("local "):
             return LOCAL
         module, inside, kind = parse_symbol(symbol)
-        name = self._modules.get((source.group, module)) or self._modules.get((0, module), module)
-        name += inside
+        name = (self._modules.get((source.group, module)) or self._modules.get((0, module), module)) + inside
         self.kinds[name] = kind
         return name
 
-    def _read(self, source: Source, document: Any) -> None:
-        documentation = {symbol.symbol: symbol.documentation for symbol in document.symbols}
-        targets: dict[tuple[int, int], str] = {}
+    def _read(self, source, document):
+        types = {}
+        for symbol in document.symbols:
+            match = TYPE.search("".join(symbol.documentation[:1]).partition("\n```")[0])
+            types[symbol.symbol] = (match and (match[1] or match[2])) or ""
+        targets = {}
         uses = []
         for occurrence in document.occurrences:
-            line, _, *_, column = occurrence.range
-            name = self._id(source, occurrence.symbol)
-            targets[line + 1, column] = name
+            line, column = occurrence.range[0] + 1, occurrence.range[-1]
+            name = targets[line, column] = self._id(source, occurrence.symbol)
             if not occurrence.symbol_roles & IS_DEFINITION:
-                uses.append(Use(source.module, "read", name, name.rpartition(".")[2], source, line + 1, column))
+                uses.append(Use(source.module, "read", name, last_name(name), source, line, column))
             elif name not in self.definitions and name != LOCAL and not name.endswith(("(self)", "(cls)")):
-                # Four numbers are a place of several lines.
-                end_line = occurrence.enclosing_range[2] + 1 if len(occurrence.enclosing_range) == 4 else line + 1
-                if self.kinds[name] == "module":
-                    end_line = source.text.count("\n") + 1
+                kind, end_line = self.kinds[name], line
+                if len(occurrence.enclosing_range) == 4:  # a place of several lines
+                    end_line = occurrence.enclosing_range[2] + 1
+                if kind == "module":
+                    end_line = len(source.lines)
                 imported_as = "".join(parse_symbol(occurrence.symbol)[:2])
-                shown = shown_type(documentation.get(occurrence.symbol, ()))
-                self.definitions[name] = Definition(
-                    name, imported_as, self.kinds[name], source, line + 1, end_line, shown
-                )
+                shown = types.get(occurrence.symbol, "")
+                self.definitions[name] = Definition(name, imported_as, kind, source, line, end_line, shown)
         for symbol in document.symbols:
             for relation in symbol.relationships:
                 below, above = self._id(source, symbol.symbol), self._id(source, relation.symbol)
@@ -223,20 +235,17 @@ class Index:
         try:
             uses = Reader(self, source, targets).uses
         except UNREADABLE as error:
-            self._fail(source, f"how names are used there is not known: {error}")
+            self.failed.append({"path": source.path, "error": f"how names are used there is not known: {error}"})
         uses.sort(key=operator.attrgetter("line", "column"))
         self.uses += uses
 
 
 def spread(names: Iterable[str], table: Mapping[str, set[str]]) -> list[str]:
     """Some names, and all that a table leads to from there, the nearest first."""
-    found = dict.fromkeys(names)
-    todo = [*found]
-    for name in todo:
-        new = sorted(table.get(name, set()).difference(found))
-        found.update(dict.fromkeys(new))
-        todo += new
-    return todo
+    found = [*names]
+    for name in found:
+        found += sorted(table.get(name, set()).difference(found))
+    return found
 
 
 @functools.cache
@@ -249,145 +258,117 @@ def parse_symbol(symbol: str) -> tuple[str, str, str]:
         if end == "/":
             module = word.strip("`")
         elif end != ":":
-            inside += ".<locals>." if kind in ("function", "method") else "."
+            inside += f"{LOCALS}." if kind in ("function", "method") else "."
             inside += word.strip("`")
             kind = (MEMBERS if kind == "class" else KINDS)[end]
     return module, inside, kind
-
-
-def shown_type(documentation: Sequence[str]) -> str:
-    """The class in what an editor would show, where it is one: of a function that of its result, of anything else its own."""
-    shown = documentation[0].partition("\n```")[0] if documentation else ""
-    match = RESULT.search(shown) or TYPE.search(shown)
-    return match[1] if match else ""
 
 
 # ---- how names are used
 
 
 class Reader:
-    """Every use of a name in a file, but of what is of one function alone. Raises what `ast.parse` does."""
+    """Every use of a name in a file, but of what is of one function alone. Raises what `ast.parse` does.
 
-    def __init__(self, index: Index, source: Source, targets: Mapping[tuple[int, int], str]):
+    targets: the id of what a mention means, by its line and the column of its end.
+
+    A scope is the id of the definition or module that a node is in, and of a function what follows it in the ids of what it defines.
+    """
+
+    def __init__(self, index, source, targets):
         self.index, self.source, self.targets = index, source, targets
-        self.lines = source.text.split("\n")
-        self.uses: list[Use] = []
-        self.defined: dict[str, set[int]] = defaultdict(
-            set
-        )  # lines of each id, but of overloads and parts of a property
-        self.imported: dict[str, str] = {}  # name in this file -> id
-        self.texts: list[tuple[Any, str, str]] = []  # that name something, how, and in which definition
-        # Nodes that are still to be read, in which definition, how names in them are used, and whether a function is around them.
-        self.todo: list[tuple[Any, str, str, bool]] = [(ast.parse(source.text), source.module, "read", False)]
+        self.uses = []
+        # Lines of each id, but of overloads and parts of a property.
+        self.defined = defaultdict(list)
+        self.imported = {}  # name in this file -> id
+        self.texts = []  # that name something
+        # Nodes that are still to be read, the scope that they are in, and how names in them are used.
+        self.todo = [(ast.parse(source.text), source.module, "read")]
         while self.todo:
-            node, *context = self.todo.pop()
+            node, scope, kind = self.todo.pop()
             if isinstance(node, list):
-                self.todo += [(part, *context) for part in node]
+                self.todo += [(part, scope, kind) for part in node]
             elif isinstance(node, ast.AST):
-                READERS.get(type(node), Reader.read_fields)(self, node, *context)
-        for text, kind, owner in self.texts:
-            self.read_text(text, kind, owner)
+                getattr(self, f"read_{type(node).__name__}", self.read_fields)(node, scope, kind)
+        for text, scope, kind in self.texts:
+            self.read_text(text, scope, kind)
 
-    def note(self, line: int, column: int, kind: str, owner: str, word: str) -> str:
+    def note(self, line, column, scope, kind, word, target=""):
         """Notes a use, and returns the id of what it means. column: of its end, in bytes of UTF-8, as `ast` counts."""
-        text = self.lines[line - 1]
-        if not text.isascii():
-            column = len(text.encode()[:column].decode(errors="replace"))
-        target = self.targets.get((line, column), "")
+        column = len(self.source.lines[line - 1].encode()[:column].decode(errors="replace"))
+        target = target or self.targets.get((line, column), "")
         if target != LOCAL and self.index.kinds.get(target) != "parameter":
-            self.uses.append(Use(owner, kind, target, word, self.source, line, column))
+            self.uses.append(Use(scope.removesuffix(LOCALS), kind, target, word, self.source, line, column))
         return target
 
-    def read_fields(self, node: ast.AST, owner: str, kind: str, in_function: bool) -> None:
+    def read_fields(self, node, scope, kind):
+        if isinstance(node, ast.arg):
+            scope = f"{scope.removesuffix(LOCALS)}({node.arg})"
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and not scope.endswith(LOCALS):
+            scope += f".{node.target.id}"
+        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            kind = "exported"
         for field, value in ast.iter_fields(node):
             if isinstance(value, ast.AST | list):
-                inner = kind if kind in LASTING else USES.get((type(node), field), "read")
-                self.todo.append((value, owner, inner, in_function))
+                self.todo.append((value, scope, kind if kind in LASTING else USES.get((type(node), field), "read")))
 
-    def read_name(self, node: Any, owner: str, kind: str, in_function: bool) -> None:
+    def read_Name(self, node, scope, kind):
         if not isinstance(node.ctx, ast.Load):
             kind = "written" if isinstance(node.ctx, ast.Store) else "deleted"
         if isinstance(node, ast.Attribute):
-            self.todo.append((node.value, owner, "read", in_function))
+            self.todo.append((node.value, scope, "read"))
         word = node.attr if isinstance(node, ast.Attribute) else node.id
-        self.note(node.end_lineno, node.end_col_offset, kind, owner, word)
+        self.note(node.end_lineno, node.end_col_offset, scope, kind, word)
 
-    def read_definition(self, node: Any, owner: str, _: str, in_function: bool) -> None:
-        inner = f"{owner}{'.<locals>' * in_function}.{node.name}"
+    def read_FunctionDef(self, node, scope, _):
+        name = f"{scope}.{node.name}"
         decorators = {getattr(decorator, "attr", getattr(decorator, "id", "")) for decorator in node.decorator_list}
-        if PARTIAL.isdisjoint(decorators):
-            self.defined[inner].add(node.lineno)
-        if len(self.defined[inner]) > 1 and inner in self.index.definitions:
-            others = sorted(self.defined[inner] - {self.index.definitions[inner].line})
-            self.index.definitions[inner] = self.index.definitions[inner]._replace(also=tuple(others))
-        self.read_fields(node, inner, "read", not isinstance(node, ast.ClassDef))
+        if PARTIAL.isdisjoint(decorators) and name in self.index.definitions:
+            self.defined[name].append(node.lineno)
+            definition = self.index.definitions[name]
+            self.index.definitions[name] = definition._replace(also=sorted(self.defined[name])[1:])
+        self.read_fields(node, name if isinstance(node, ast.ClassDef) else name + LOCALS, "read")
 
-    def read_parameter(self, node: ast.arg, owner: str, _: str, in_function: bool) -> None:
-        self.read_fields(node, f"{owner}({node.arg})", "read", in_function)
-
-    def read_annotated(self, node: ast.AnnAssign, owner: str, _: str, in_function: bool) -> None:
-        name = getattr(node.target, "id", "")
-        self.read_fields(node, owner if in_function or not name else f"{owner}.{name}", "read", in_function)
-
-    def read_assignment(self, node: ast.Assign, owner: str, _: str, in_function: bool) -> None:
-        is_table_of_names = getattr(node.targets[0], "id", "") == "__all__"
-        self.todo.append((node.value, owner, "exported" if is_table_of_names else "aliased", in_function))
-        self.todo.append((node.targets, owner, "read", in_function))
-
-    def read_call(self, node: ast.Call, owner: str, kind: str, in_function: bool) -> None:
+    def read_Call(self, node, scope, kind):
         is_test = getattr(node.func, "id", "") in ("isinstance", "issubclass")
-        self.todo.append((node.func, owner, kind if kind in OF_CALLS else "called", in_function))
-        self.todo.append((node.args[:1], owner, "passed", in_function))
-        self.todo.append((node.args[1:], owner, "tested" if is_test else "passed", in_function))
+        self.todo.append((node.func, scope, kind if kind in OF_CALLS else "called"))
+        self.todo.append((node.args[:1], scope, "passed"))
+        self.todo.append((node.args[1:], scope, "tested" if is_test else "passed"))
         for keyword in node.keywords:
-            self.todo.append((keyword.value, owner, "has_type" if keyword.arg == "bound" else "passed", in_function))
+            self.todo.append((keyword.value, scope, "has_type" if keyword.arg == "bound" else "passed"))
 
-    def read_import(self, node: Any, *_: Any) -> None:
+    def read_ImportFrom(self, node, *_):
         """The owner is the module, also of an import within a function."""
         module = self.source.module
         if isinstance(node, ast.ImportFrom):
-            start = re.compile(r"from\s+[\w.]+").match(self.lines[node.lineno - 1], node.col_offset)
-            if start and (node.lineno, start.end()) in self.targets:
-                self.note(node.lineno, start.end(), "imported", module, node.module or ".")
+            name = "." * node.level + (node.module or "")
+            end = node.col_offset + len(f"from {name}")
+            if (node.lineno, end) in self.targets:
+                self.note(node.lineno, end, module, "imported", name)
         for alias in node.names:
             end = alias.col_offset + len(alias.name.encode())
-            target = self.note(alias.lineno, end, "imported", module, alias.name)
-            self.imported[alias.asname or alias.name] = target
+            self.imported[alias.asname or alias.name] = self.note(alias.lineno, end, module, "imported", alias.name)
 
-    def read_constant(self, node: Any, owner: str, kind: str, _: bool) -> None:
+    def read_Constant(self, node, scope, kind):
         if isinstance(node.value, str) and kind in (*ANNOTATIONS, "exported"):
-            self.texts.append((node, kind, owner))
+            self.texts.append((node, scope, kind))
 
-    def read_text(self, node: Any, kind: str, owner: str) -> None:
+    def read_text(self, node, scope, kind):
         """The names in a text that is an annotation or names something, as imports and definitions of this file mean them."""
         with contextlib.suppress(*UNREADABLE):
             for part in ast.walk(ast.parse(node.value.strip(), mode="eval")):
                 target = self.meaning(part)
                 if target in self.index.kinds:
-                    word = target.rpartition(".")[2]
-                    self.uses.append(Use(owner, kind, target, word, self.source, node.end_lineno, node.end_col_offset))
+                    self.note(node.end_lineno, node.end_col_offset, scope, kind, last_name(target), target)
 
-    def meaning(self, node: ast.AST) -> str:
+    def meaning(self, node):
         if isinstance(node, ast.Attribute):
             return f"{self.meaning(node.value)}.{node.attr}"
         name = getattr(node, "id", "")
         return self.imported.get(name) or f"{self.source.module}.{name}"
 
-
-READERS: dict[type, Any] = {
-    ast.Name: Reader.read_name,
-    ast.Attribute: Reader.read_name,
-    ast.FunctionDef: Reader.read_definition,
-    ast.AsyncFunctionDef: Reader.read_definition,
-    ast.ClassDef: Reader.read_definition,
-    ast.arg: Reader.read_parameter,
-    ast.AnnAssign: Reader.read_annotated,
-    ast.Assign: Reader.read_assignment,
-    ast.Call: Reader.read_call,
-    ast.Import: Reader.read_import,
-    ast.ImportFrom: Reader.read_import,
-    ast.Constant: Reader.read_constant,
-}
+    read_Attribute, read_Import = read_Name, read_ImportFrom
+    read_AsyncFunctionDef = read_ClassDef = read_FunctionDef
 
 
 # ---- pyrefly's index, and where it is kept
@@ -400,110 +381,96 @@ def read_index(data_source: str | Path, keep_in: Path | None = None) -> Index:
     Raises what `read_sources` does, and ImportError where pyrefly is absent, or another one than this code was written for.
     """
     sources, failed = read_sources(data_source)
-    digest = hashlib.sha256(f"{installed_version()} {sys.version} {CONFIGURATION}".encode())
+    digest = hashlib.sha256(f"{importlib.metadata.version('pyrefly')} {sys.version} {CONFIGURATION}".encode())
     for source in sources:
         digest.update(f"{source.place}\n{source.text}\n".encode(errors="surrogatepass"))
-    identity = digest.digest()
-    content = b""
-    if keep_in and (keep_in / "index.scip").is_file():
-        content = (keep_in / "index.scip").read_bytes()
+    identity, content = digest.digest(), b""
+    kept = keep_in and keep_in / "index.scip"
+    if kept and kept.is_file():
+        content = kept.read_bytes()
     if not content.startswith(identity):
         content = identity + run_engine(sources)
-        if keep_in:
-            keep(keep_in / "index.scip", content)
+        with contextlib.suppress(OSError):  # a full disk, a home that is read-only
+            if kept:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                with disk.replacing(kept) as unfinished:
+                    unfinished.write_bytes(content)
     return Index(sources, failed, parse(content.removeprefix(identity)))
 
 
-def keep(file: Path, content: bytes) -> None:
-    """Writes a file; where nothing can be written, nothing is kept."""
-    with contextlib.suppress(OSError):  # a full disk, a home that is read-only
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with disk.replacing(file) as unfinished:
-            unfinished.write_bytes(content)
-
-
-def installed_version() -> str:
-    """Raises ImportError."""
-    try:
-        return importlib.metadata.version("pyrefly")
-    except importlib.metadata.PackageNotFoundError:
-        raise ImportError(f'pyrefly, which looks names up, is not installed: pip install "{ENGINE}"') from None
-
-
-def roots_of(sources: Sequence[Source]) -> list[tuple[int, str]]:
+def roots_of(sources):
     """Group and place of each folder that imports begin at, what is inside before what is around it."""
-    roots = {(0, "")} | {(source.group, source.root) for source in sources}
-    return sorted(roots, key=lambda root: (-len(root[1]), root))
+    roots = {(0, TOP)} | {(source.group, source.root) for source in sources}
+    return sorted(roots, key=lambda root: (-len(str(root[1])), root))
 
 
-def mirrored(source: Source) -> str:
+def mirrored(source):
     """Where pyrefly finds a file."""
     return f"{source.group}/{source.place}"
 
 
 def run_engine(sources: Sequence[Source]) -> bytes:
-    """pyrefly's index of copies of the files, in UTF-8: the files of each group by a call of their own.
+    """pyrefly's index of copies of the files, in UTF-8. Raises ImportError: it is no index as this code reads it.
 
-    Raises ImportError: it is no index as this code reads it.
+    The files of each group have a call of their own; what they import and is not among them is looked for in the first group.
     """
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
-        for source in sources:
+        lines: Any = defaultdict(dict)  # of each file, by its group
+        for source in (*sources, PROBE):
             file = folder / mirrored(source)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(source.text, encoding="utf-8", errors="replace", newline="\n")
-        (folder / "0" / PROBE_FILE).write_text(PROBE, encoding="utf-8")
-        groups = range(max(source.group for source in sources) + 1)
-        content = b"".join(_index_group(folder, sources, group) for group in groups)
+            lines[source.group][mirrored(source)] = len(source.lines)
+        content = b""
+        for group in sorted(lines):
+            roots = [(other, root) for other, root in roots_of(sources) if other in (0, group)]
+            configuration = CONFIGURATION.format(
+                group=group,
+                search_path=json.dumps(
+                    [f"{other}/{root}" for other, root in sorted(roots, key=lambda root: root[0] == 0)]
+                ),
+                version="{}.{}".format(*sys.version_info),
+            )
+            (folder / "pyrefly.toml").write_text(configuration, encoding="utf-8")
+            content += run_group(folder, lines[group])
     missing = missing_facts(content)
     if missing:
-        raise ImportError(
-            f'pyrefly {installed_version()} is installed, and its index lacks {", ".join(missing)}: pip install "{ENGINE}"'
-        )
+        version = importlib.metadata.version("pyrefly")
+        raise ImportError(f'pyrefly {version} is installed, and its index lacks {missing}: pip install "{ENGINE}"')
     return content
 
 
-def _index_group(folder: Path, sources: Sequence[Source], group: int) -> bytes:
-    """What is not found in the group is looked for in the first. The longest files are left out until the others are ready in time."""
+def run_group(folder: Path, lines: dict[str, int]) -> bytes:
+    """One index. lines: those of each file; the longest are deleted until the others are ready in time."""
     from pyrefly.__main__ import get_pyrefly_bin  # `python -m pyrefly` would leave it running where it is stopped
 
-    roots = [(number, root) for number, root in roots_of(sources) if number in (0, group)]
-    roots.sort(key=lambda root: root[0] == 0)
-    search_path = json.dumps([f"{number}/{root}".rstrip("/") for number, root in roots])
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    configuration = CONFIGURATION.format(group=group, search_path=search_path, version=version)
-    (folder / "pyrefly.toml").write_text(configuration, encoding="utf-8")
-    lines = {mirrored(source): source.text.count("\n") for source in sources if source.group == group}
     report = folder / "index.scip"
     report.unlink(missing_ok=True)
-    while True:
-        seconds = LEAST_SECONDS + sum(lines.values()) / LINES_A_SECOND
-        try:
-            command = [get_pyrefly_bin(), *OPTIONS.split()]
-            subprocess.run(command, cwd=folder, capture_output=True, timeout=seconds, check=False)
-            return report.read_bytes() if report.is_file() else b""
-        except subprocess.TimeoutExpired:
-            longest = max(lines, key=lines.__getitem__)
-            lines.pop(longest)
-            (folder / longest).unlink()
+    seconds = LEAST_SECONDS + sum(lines.values()) / LINES_A_SECOND
+    try:
+        subprocess.run(
+            [get_pyrefly_bin(), *OPTIONS.split()], cwd=folder, capture_output=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        longest = max(lines, key=lines.__getitem__)
+        (folder / longest).unlink()
+        del lines[longest]
+        return run_group(folder, lines)
+    return report.read_bytes() if report.exists() else b""
 
 
 def missing_facts(content: bytes) -> list[str]:
     """What an index does not say of `PROBE`."""
-    probe = Source(PROBE_FILE, PROBE_FILE, PROBE, module="probe")
-    index = Index([probe], [], [document for document in parse(content) if document.relative_path == mirrored(probe)])
+    index = Index([PROBE], [], parse(content))
     facts = {f"line {use.line} uses {use.target}" for use in index.uses}
-    for definition in index.definitions.values():
-        facts.add(f"{definition.id} begins at {definition.line}, ends at {definition.end_line}")
-        facts.add(f"{definition.id} returns {definition.type}")
-        for above in index.above[definition.id]:
-            relation = "inherits from" if definition.kind == "class" else "overrides"
-            facts.add(f"{definition.id} {relation} {above}")
+    for name, definition in index.definitions.items():
+        facts.add(f"{name} {definition.line}-{definition.end_line} {definition.type} {[*index.above[name]]}")
     return [fact for fact in FACTS.split("\n") if fact not in facts]
 
 
 @functools.cache
-def index_message() -> Any:
+def index_message():
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
     pool = descriptor_pool.DescriptorPool()

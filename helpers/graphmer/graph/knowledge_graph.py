@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-DEFINED = "defined"  # in the sources
-EXTERNAL = "external"  # outside of them: of the language or its library
-
 
 class Entity(NamedTuple):
     """`id` is the qualified name, `module.Class.method(parameter)`."""
@@ -19,8 +16,7 @@ class Entity(NamedTuple):
     id: str
     type: str
     name: str
-    status: str = DEFINED
-    module: str = ""  # "" of an external one
+    module: str = ""  # "" of what is outside of the sources: of the language or its library
     line: int = 0  # first and last of the definition, from 1; 0 where the sources have none
     end_line: int = 0
 
@@ -83,11 +79,9 @@ def read_ontology() -> dict[str, Relation]:
             below[above].add(kind)
             above = tables["types"][above]
 
-    def of(types: list[str]) -> frozenset[str]:
-        return frozenset().union(*(below[one] for one in types))
-
     relations = {}
     for name, table in tables["relations"].items():
-        table |= {"name": name, "domain": of(table["domain"]), "range": of(table["range"])}
-        relations[name] = Relation(**table)
+        for end in ("domain", "range"):
+            table[end] = frozenset().union(*(below[kind] for kind in table[end]))
+        relations[name] = Relation(name=name, **table)
     return relations

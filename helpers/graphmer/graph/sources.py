@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
+import functools
 import importlib.util
 import json
 import os
 import re
 import sys
 import sysconfig
-import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from helpers.data.files import list_files
 from helpers.parameters import SAMPLE
 
 NOTEBOOK = ".ipynb"
+SUFFIXES = (".py", NOTEBOOK)
 MOST_BYTES = 1_000_000  # of a source; the longest of the standard library has 0.8 million
-MOST_BYTES_OF_NOTEBOOK = 50_000_000  # with its pictures
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})  # idle_test: the standard library's, of IDLE
+TOP = PurePosixPath()
 SOURCE_FOLDERS = ("src", "lib")  # folders that a project keeps its packages in
 IMPORTED = re.compile(r"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
 # UnicodeError and SyntaxError: another encoding than the file declares, or one that nobody knows
@@ -40,12 +39,25 @@ class Source:
     """
 
     path: str
-    place: str
+    place: PurePosixPath
     text: str
     cells: Sequence[tuple[int, int]] = ()
-    root: str = ""
+    root: PurePosixPath = TOP
     module: str = ""
     group: int = 0
+
+    @functools.cached_property
+    def lines(self):
+        return self.text.split("\n")
+
+    @functools.cached_property
+    def importable(self) -> PurePosixPath:
+        """The file without its suffix, or the package."""
+        return self.place.parent if self.place.name == "__init__.py" else self.place.with_suffix("")
+
+    def name_from(self, root: PurePosixPath) -> str:
+        """The name by which it is imported from a folder."""
+        return ".".join(part.replace(".", "_") for part in self.importable.relative_to(root).parts)
 
     def line(self, number: int) -> str:
         """`file:line`, in a notebook also the cell."""
@@ -55,61 +67,46 @@ class Source:
         return f"{self.path} cell {cell}:{number - first + 1}"
 
 
-def standard_library() -> Path:
-    """Folder of the running interpreter's standard library."""
-    return Path(sysconfig.get_paths()["stdlib"])
-
-
 def folder_of(data_source: str | Path) -> Path:
     """The folder of a data source's files."""
-    return standard_library() if data_source == SAMPLE else Path(data_source).expanduser()
+    return Path(sysconfig.get_paths()["stdlib"] if data_source == SAMPLE else data_source).expanduser()
 
 
 def read_sources(data_source: str | Path) -> tuple[list[Source], list[dict[str, str]]]:
     """The sources of a folder, or those of "sample", the standard library without its tests; path and error of what cannot be read.
 
-    What `list_files` skips is left out: installed packages, virtual environments, hidden folders, links.
-    Raises FileNotFoundError: no such folder; ValueError: it has no source that can be read.
+    What `list_files` passes over is left out: installed packages, hidden files and folders, links.
+    Raises ValueError: a folder without sources.
     """
     folder = folder_of(data_source).resolve()
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{str(data_source)!r}: no such folder; name one that holds .py files")
+    name = f"data_source={str(data_source)!r}"
     without = TEST_FOLDERS if data_source == SAMPLE else ()
-    files, passed_over = list_files(folder, (".py", NOTEBOOK), f"data_source={str(data_source)!r}", without=without)
-    closed = [name for name in passed_over if os.path.lexists(folder / name) and not os.access(folder / name, os.R_OK)]
-    failed = [{"path": name, "error": "it cannot be opened"} for name in closed]
+    files, passed_over = list_files(folder, SUFFIXES, name, without=without)
+    left_out = [path for path in passed_over if path.endswith(SUFFIXES)]
+    failed = [{"path": path, "error": "hidden, a link, or not to be opened"} for path in left_out]
     outermost = folder
-    while outermost.name and (outermost / "__init__.py").is_file():
+    while (outermost / "__init__.py").is_file():
         outermost = outermost.parent
     sources = []
     for file in files:
         path = os.fsencode(file.relative_to(folder).as_posix()).decode(errors="replace")
+        place = file.relative_to(outermost).as_posix().replace(NOTEBOOK, "_ipynb.py")
         try:
-            text, cells = read_text(file)
-            place = file.relative_to(outermost).as_posix()
             place.encode()  # a name that is no text raises a UnicodeError
+            sources.append(Source(path, PurePosixPath(place), *read_text(file)))
         except UNREADABLE as error:
             failed.append({"path": path, "error": f"{type(error).__name__}: {error}"})
-        else:
-            sources.append(Source(path, place.replace(NOTEBOOK, "_ipynb.py"), text, cells))
-    if not sources:
-        reasons = [f"{failure['path']} ({failure['error']})" for failure in failed[:3]]
-        raise ValueError(
-            f"data_source={str(data_source)!r}: none of its {len(failed)} files can be read: {', '.join(reasons)}; "
-            "give another folder"
-        )
     place_modules(sources)
     return sources, failed
 
 
 def read_text(file: Path) -> tuple[str, Sequence[tuple[int, int]]]:
     """The code of a file, by the encoding that it declares, and the cells of a notebook. Raises those of `UNREADABLE`."""
-    limit = MOST_BYTES_OF_NOTEBOOK if file.suffix == NOTEBOOK else MOST_BYTES
-    if file.stat().st_size > limit:
-        raise ValueError(f"more than {limit:,} bytes")
     content = file.read_bytes()
     if file.suffix == NOTEBOOK:
         return notebook_code(content)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"more than {MOST_BYTES:,} bytes")
     return importlib.util.decode_source(content), ()
 
 
@@ -118,25 +115,20 @@ def notebook_code(content: bytes) -> tuple[str, list[tuple[int, int]]]:
 
     Raises ValueError: it is no notebook.
     """
-    codes = {}
-    try:
-        for number, cell in enumerate(json.loads(content)["cells"], 1):
-            if cell["cell_type"] == "code":
-                codes[number] = "".join(cell["source"])
-    except (LookupError, TypeError) as error:
-        raise ValueError(f"no notebook: {error}") from error
     lines: list[str] = []
     cells = []
-    for number, code in codes.items():
-        cells.append((number, len(lines) + 1))
-        is_other_language = re.match("%%(?!time|capture|writefile)", code)
-        for line in code.split("\n"):
-            command = line.strip()
-            if is_other_language:
-                line = ""
-            elif command.startswith(("%", "!", "?")) or command.endswith("?"):
-                line = line[: len(line) - len(line.lstrip())] + "pass"
-            lines.append(line)
+    try:
+        for number, cell in enumerate(json.loads(content)["cells"], 1):
+            code = "".join(cell["source"])
+            if cell["cell_type"] != "code" or re.match("%%(?!time|capture|writefile)", code):
+                continue
+            cells.append((number, len(lines) + 1))
+            for line in code.split("\n"):
+                command = line.strip()
+                is_command = command.startswith(("%", "!", "?")) or command.endswith("?")
+                lines.append(line.replace(command, "pass") if is_command else line)
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"no notebook: {error}") from error
     return "\n".join(lines), cells
 
 
@@ -145,83 +137,48 @@ def notebook_code(content: bytes) -> tuple[str, list[tuple[int, int]]]:
 
 def place_modules(sources: Sequence[Source]) -> None:
     """Gives each file its root, module and group."""
-    packages = {_parent(source.place) for source in sources if source.place.endswith("/__init__.py")}
-    inside: dict[str, set[str]] = defaultdict(set)  # folder -> what can be imported from there by its first name
-    imported: dict[str, set[str]] = defaultdict(set)  # folder -> what its files import
+    packages = {source.place.parent for source in sources if source.place.name == "__init__.py"}
+    inside: dict[PurePosixPath, set[str]] = defaultdict(
+        set
+    )  # folder -> what can be imported from there by its first name
+    imported: dict[PurePosixPath, set[str]] = defaultdict(set)  # folder -> what its files import
     for source in sources:
-        folder, _, name = path_of(source).rpartition("/")
-        inside[folder].add(name)
-        imported[_parent(source.place)] |= {*IMPORTED.findall(source.text)} - {name}
-    starts = {}
+        inside[source.importable.parent].add(source.importable.name)
+        imported[source.place.parent] |= {*IMPORTED.findall(source.text)} - {source.importable.name}
+    starts = {}  # the folder that the name of a module begins at
     for source in sources:
-        folder = _parent(source.place)
-        if folder in packages:
-            while folder in packages:
-                folder = _parent(folder)
-            source.root = starts[source.place] = folder
-            continue
-        around = [folder]
-        while around[-1]:
-            around.append(_parent(around[-1]))
-        kept_in = (start for start in around if start.rpartition("/")[2] in SOURCE_FOLDERS)
-        starts[source.place] = next(kept_in, "")
-        # A script sees what is beside it, or beside a folder around it: the nearest that has something which it imports.
-        near = (start for start in around if not inside[start].isdisjoint(imported[folder]))
-        source.root = next(near, starts[source.place])
-    names = {source.place: name_of(source, starts[source.place]) for source in sources}
-    count = Counter(names.values())
+        folders = source.place.parents
+        if folders[0] in packages:
+            source.root = start = next(folder for folder in folders if folder not in packages)
+        else:
+            start = next((folder for folder in folders if folder.name in SOURCE_FOLDERS), TOP)
+            # A script sees what is beside it, or beside a folder around it: the nearest that has something which it imports.
+            near = (folder for folder in folders if not inside[folder].isdisjoint(imported[folders[0]]))
+            source.root = next(near, start)
+        source.module = source.name_from(start)
+        starts[source.place] = start, source.module.partition(".")[0]
+    count = Counter(source.module for source in sources)
     # Where two files would have one name, all modules beside these are named from the outermost folder.
-    clashing = {(starts[place], name.partition(".")[0]) for place, name in names.items() if count[name] > 1}
+    clashing = {starts[source.place] for source in sources if count[source.module] > 1}
     used: set[str] = set()
     for source in sources:
-        name = names[source.place]
-        if (starts[source.place], name.partition(".")[0]) in clashing:
-            name = name_of(source, "")
-        source.module = source.place if name in used else name  # a package hides a module of its name
-        used.add(name)
+        if starts[source.place] in clashing:
+            source.module = source.name_from(TOP)
+        if source.module in used:  # a package hides a module of its name
+            source.module = str(source.place)
+        used.add(source.module)
     _group_roots(sources)
 
 
-def _group_roots(sources: Sequence[Source]) -> None:
-    """Roots that have modules of one name are in different groups, and one that hides a module of the standard library in its own."""
-    names: dict[str, set[str]] = {"": set()}
+def _group_roots(sources):
+    """A root with a module of a name that the standard library or another root has gets a group of its own."""
+    names = defaultdict(set)
     for source in sources:
-        names.setdefault(source.root, set()).add(name_of(source, source.root))
-    groups: list[set[str]] = []
-    group_of = {}
-    for root in sorted(names, key=len):
-        hides = root != "" and not sys.stdlib_module_names.isdisjoint(names[root])
-        fitting = (group for group, taken in enumerate(groups) if not hides and taken.isdisjoint(names[root]))
-        group_of[root] = next(fitting, len(groups))
-        if group_of[root] == len(groups):
-            groups.append(set().union(*names.values()) if hides else set())
-        groups[group_of[root]] |= names[root]
+        names[source.root].add(source.name_from(source.root))
+    taken = sys.stdlib_module_names | names[TOP]
+    groups = {TOP: 0}
+    for root in sorted(names, key=lambda root: len(str(root))):
+        groups.setdefault(root, 0 if taken.isdisjoint(names[root]) else len(groups))
+        taken |= names[root]
     for source in sources:
-        source.group = group_of[source.root]
-
-
-def name_of(source: Source, root: str) -> str:
-    """The name by which a file is imported from a folder."""
-    return path_of(source).removeprefix(f"{root}/").replace(".", "_").replace("/", ".")
-
-
-def path_of(source: Source) -> str:
-    return source.place.removesuffix(".py").removesuffix("/__init__")
-
-
-def _parent(path: str) -> str:
-    return path.rpartition("/")[0]
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without warnings of invalid escapes, in code that is not ours, and without the collector: the trees are millions of
-    objects without cycles, and looking for some takes a fifth of the time."""
-    gc.disable()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            yield
-    finally:
-        gc.enable()
+        source.group = groups[source.root]

@@ -8,10 +8,9 @@ import re
 from typing import NamedTuple
 
 import numpy as np
-from scipy.cluster.hierarchy import DisjointSet
 from sklearn.model_selection import GroupShuffleSplit
 
-from .knowledge_graph import DEFINED, KnowledgeGraph, Triple
+from .knowledge_graph import KnowledgeGraph, Triple
 
 UNITS = ("package", "module", "definition")  # from large to small; a definition is one of a module's outermost level
 DRAWS = 100  # of which the one that is nearest to a share is taken
@@ -32,7 +31,7 @@ def split_by_unit(graph: KnowledgeGraph, *, seed: int, held_out: float = 0.1) ->
     Where the units of such a group were drawn for different parts (a calls b, b calls a), training gets it, then validation.
 
     Units are packages (the outermost that contains the module); where these are too few or too large for three parts they are
-    modules, else definitions, and the splits say which. Modules of the same content are one unit.
+    modules, else definitions, and the splits say which. A module belongs to the unit of the first one with the same text.
 
     held_out: share of the triples, in (0, 0.5), for validation and for test each; they have a half more or less, as units stay whole.
 
@@ -61,7 +60,7 @@ def split_by_unit(graph: KnowledgeGraph, *, seed: int, held_out: float = 0.1) ->
     )
 
 
-def _draw(places: np.ndarray, units: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _draw(places, units, share, seed):
     """Two parts of some places, of which no unit has places in both; the second has nearly a share."""
     if len(np.unique(units[places])) < 2:
         return places, places[:0]
@@ -70,31 +69,23 @@ def _draw(places: np.ndarray, units: np.ndarray, share: float, seed: int) -> tup
     return places[kept], places[held]
 
 
-def _find_units(graph: KnowledgeGraph, unit: str) -> dict[str, str]:
+def _find_units(graph, unit):
     """Unit of each entity that the sources define."""
-    defined = [entity for entity in graph.entities.values() if entity.status == DEFINED]
+    defined = [entity for entity in graph.entities.values() if entity.module]
     unit_of = {entity.module: entity.module for entity in defined}
     if unit == "package":
         containers = {triple.tail: triple.head for triple in graph.triples if triple.relation == "contains"}
         for module in unit_of:
             while unit_of[module] in containers:
                 unit_of[module] = containers[unit_of[module]]
-    _join_equal_files(graph, unit_of)
+    first_of = {}
+    for module in sorted(unit_of):
+        text = graph.texts.get(module)
+        if text:
+            unit_of[module] = unit_of[first_of.setdefault(text, module)]
     units = {}
     for entity in defined:
         units[entity.id] = unit_of[entity.module]
-        inside = entity.id.removeprefix(f"{entity.module}.")
-        if unit == "definition" and inside != entity.id:
-            units[entity.id] += "." + re.split("[.(]", inside)[0]
+        if unit == UNITS[-1]:
+            units[entity.id] += re.split("(?<=.)[.(]", entity.id.removeprefix(entity.module))[0]
     return units
-
-
-def _join_equal_files(graph: KnowledgeGraph, unit_of: dict[str, str]) -> None:
-    """Makes one unit, the first of them, of those that share a file, directly or through others. unit_of: of each module."""
-    joined = DisjointSet(unit_of.values())
-    unit_of_text: dict[str, str] = {}
-    for module, text in graph.texts.items():
-        if module in unit_of and text:
-            joined.merge(unit_of[module], unit_of_text.setdefault(text, unit_of[module]))
-    for module, unit in unit_of.items():
-        unit_of[module] = min(joined.subset(unit))
