@@ -107,7 +107,7 @@ def test_a_full_disk_stops_the_run_by_name_and_keeps_the_older_checkpoint(undist
     message = f"CheckpointNotWritten: checkpoint-4 was not written to output_dir={str(tmp_path)!r}"
     full = stopped(tmp_path, message, file_limit=50_000)
     assert "File too large" in full.stderr and "newest whole checkpoint is checkpoint-0" in full.stderr
-    assert names(tmp_path) == ["checkpoint-0"]
+    assert checkpoint.newest(tmp_path) == (tmp_path / "checkpoint-0", ["checkpoint-4"])
     result(run(tmp_path))
     assert fingerprint(tmp_path, LAST) == fingerprint(folder, LAST)
 
@@ -226,7 +226,7 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_result(kind, tmp_pat
 @ONCE
 def test_out_of_memory_at_one_example_names_what_to_change(tmp_path):
     options = {**LARGE, "batch_size": 2, "blocks": 4}
-    stopped(tmp_path, "keeps 2 examples a step. Set a smaller batch_size", **options, exhaust_above=0)
+    stopped(tmp_path, "keeps 2 examples a step here. Set a smaller batch_size", **options, exhaust_above=0)
 
 
 @ONCE
