@@ -4,8 +4,6 @@ TPU training here is SPMD in the notebook's own process: one mesh axis over all 
 parameters replicated. `PJRT_DEVICE=CPU CPU_NUM_DEVICES=8` compiles and runs the same graphs on a CPU.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os
