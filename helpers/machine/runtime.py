@@ -59,10 +59,6 @@ class Runtime:
     def has_tf32(self) -> bool:
         return self.kind == "cuda" and not self.is_before_ampere
 
-    def wait(self) -> None:
-        """Blocks until the device has finished its work."""
-        self.engine.wait()
-
     def results(self) -> dict:
         """The `runtime` part of results.json."""
         return {
@@ -88,7 +84,7 @@ class Runtime:
 
 
 def choose_precision(
-    kind: str, name: str, compute_capability: tuple[int, int] | None, precision: str = "auto"
+    kind: str, name: str, compute_capability: tuple | None, precision: str = "auto"
 ) -> tuple[str, str]:
     """Training dtype for one device and the reason for it.
 
@@ -196,12 +192,10 @@ def _announce_to_huggingface(use_xla: bool) -> None:
     """Tells transformers and accelerate, which otherwise use XLA wherever torch_xla can be imported."""
     # The values that mean yes to transformers; its default is one of them.
     used_xla = os.environ.get("USE_TORCH_XLA", "1").upper() in ("1", "ON", "YES", "TRUE", "AUTO")
-    loaded = [name for name in ("transformers", "accelerate") if name in sys.modules]
-    if xla.installed() and loaded and used_xla != use_xla:
-        before = "a TPU" if used_xla else "a GPU or CPU"
+    if xla.installed() and "transformers" in sys.modules and used_xla != use_xla:
         raise RuntimeError(
-            f"{' and '.join(loaded)} already run for {before} in this kernel and cannot change over. "
-            "Restart the kernel (Runtime > Restart session), then run all cells with the new use_tpu."
+            f"transformers was imported in this kernel {'for' if used_xla else 'without'} a TPU and cannot change over. Restart the kernel "
+            "(Runtime > Restart session), then run all cells with the new use_tpu."
         )
     os.environ["USE_TORCH_XLA"] = str(int(use_xla))
     # Progress widgets: no saved notebook can show them, and a headless kernel only warns about them.

@@ -52,7 +52,7 @@ class Meter(TrainerCallback, ExportableState):
         self._clocks = {}
 
     def _now(self) -> dict[str, float]:
-        self.runtime.wait()
+        self.runtime.engine.wait()
         compiling = self.runtime.engine.compile_seconds
         return {"seconds": time.perf_counter(), "processor_seconds": time.process_time(), "compile_seconds": compiling}
 
