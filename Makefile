@@ -14,11 +14,10 @@ ONLY ?= '*'
 
 GPU := .venv-gpu
 TPU := .venv-tpu
-CUDA := .venv-cuda
 DEMO := outputs/demo-$(notdir $(basename $(DATA)))-$(STEPS)
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test slow test-gpu test-tpu notebooks docs gallery lint lock versions faults planted tpu cuda clean
+.PHONY: help demo test slow test-gpu test-tpu notebooks docs gallery lint lock versions faults planted tpu clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -42,9 +41,6 @@ test-gpu: $(GPU)/.installed ## the tests with requirements-gpu.txt
 
 test-tpu: $(TPU)/.installed ## what torch_xla has a part in, on 8 virtual XLA devices, and what Google's TPU compiler makes of it
 	OMP_NUM_THREADS=1 $(TPU)/bin/python $(PYTEST) --numprocesses 2 -m 'not once and $(SELECT)'
-
-cuda: $(CUDA)/.installed ## what is left on the CPU where a GPU trains, by fake tensors of a card, without a GPU (6 GB to install)
-	OMP_NUM_THREADS=1 $(CUDA)/bin/python -m pytest tests/machine/test_fake_cards.py
 
 notebooks: $(GPU)/.installed ## build notebooks/*.ipynb from notebooks/source and helpers
 	$(GPU)/bin/python tools/notebooks.py
@@ -80,9 +76,6 @@ planted: $(GPU)/.installed ## sixty small bugs in a copy of the repository: whic
 
 tpu: $(TPU)/.installed ## what torch_xla has a part in, on 8 virtual XLA devices, and what Google's TPU compiler makes of it
 	OMP_NUM_THREADS=1 $(TPU)/bin/python $(PYTEST) --numprocesses 2 -m 'not once and $(SELECT)'
-
-cuda: $(CUDA)/.installed ## what is left on the CPU where a GPU trains, by fake tensors of a card, without a GPU (6 GB to install)
-	OMP_NUM_THREADS=1 $(CUDA)/bin/python -m pytest tests/machine/test_fake_cards.py
 
 notebooks: $(GPU)/.installed ## build notebooks/*.ipynb from notebooks/source and helpers
 	$(GPU)/bin/python tools/notebooks.py
@@ -121,7 +114,7 @@ tpu: $(TPU)/.installed ## the TPU notebooks' steps by Google's TPU compiler, wit
 	$(TPU)/bin/python benchmarks/tpu_compiler.py $(ONLY)
 
 clean: ## remove all environments (outputs stay)
-	rm -rf $(GPU) $(TPU) $(CUDA) .versions
+	rm -rf $(GPU) $(TPU) .versions
 
 # A stamp, so that the second call reuses the environment and a changed requirement renews it.
 define environment
@@ -136,6 +129,3 @@ endef
 	$(environment)
 
 $(TPU)/.installed: tests/requirements-tpu-compiler.txt
-
-$(CUDA)/.installed: tests/requirements-cuda.txt requirements-gpu.txt tests/requirements.txt
-	$(environment)

@@ -79,10 +79,7 @@ def detect(*calls: tuple, imported: tuple[str, ...] = (), folder=None, files="",
     ("kind", "name", "capability", "expected"),
     [
         ("cuda", "Tesla T4", (7, 5), "fp16"),
-        ("cuda", "Tesla V100-SXM2-16GB", (7, 0), "fp16"),
         ("cuda", "NVIDIA A100-SXM4-40GB", (8, 0), "bf16"),
-        ("cuda", "NVIDIA L4", (8, 9), "bf16"),
-        ("cuda", "NVIDIA H200", (9, 0), "bf16"),
         ("cuda", "NVIDIA RTX PRO 6000", (12, 0), "bf16"),
         ("cpu", "x86_64", None, "fp32"),
         ("xla", "TPU v5litepod", None, "bf16"),
@@ -97,7 +94,7 @@ def test_bf16_is_refused_where_the_gpu_only_emulates_it():
         runtime.choose_precision("cuda", "Tesla T4", (7, 5), "bf16")
 
 
-def test_on_a_cpu_fp16_is_refused_naming_precision_and_bf16_is_taken_when_asked_for_and_says_what_auto_were():
+def test_on_a_cpu_fp16_is_refused_and_bf16_is_taken_where_it_is_set():
     fp16, bf16 = detect((False, "fp16"), (False, "bf16"))["answers"]
     assert fp16["error"].startswith("ValueError: precision='fp16' needs a CUDA GPU")
     assert bf16["precision"] == "bf16"
@@ -163,7 +160,7 @@ def test_a_torch_xla_of_another_torch_is_refused_with_both_versions(tmp_path):
 @ON_XLA
 def test_a_wish_that_changes_after_transformers_came_asks_for_a_restart():
     (answer,) = detect((False,), imported=("transformers",))["answers"]
-    assert answer["error"].startswith("RuntimeError: transformers already run for a TPU")
+    assert answer["error"].startswith("RuntimeError: transformers was imported in this kernel for a TPU")
     assert "Restart" in answer["error"]
 
 
@@ -175,12 +172,10 @@ def test_a_wish_that_changes_after_transformers_came_asks_for_a_restart():
     [
         ("Tesla T4", "T4"),
         ("Tesla V100-SXM2-16GB", "V100"),
-        ("NVIDIA A10G", "A10G"),
         ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
         ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
         ("NVIDIA H200", "H200"),
         ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("TPU v5litepod-8", "TPU v5e"),
         ("TPU v5 lite", "TPU v5e"),
         ("TPU v6 lite", "TPU v6e"),
@@ -201,9 +196,6 @@ def test_a_reported_name_finds_its_datasheet(reported, entry):
         "NVIDIA GeForce RTX 4090 D",  # 14592 cores instead of 16384
         "NVIDIA GeForce RTX 4090 Laptop GPU",  # 16 GB, another chip
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",  # one seventh of the board
-        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-        "NVIDIA GeForce RTX 3050 Ti Laptop GPU",
-        "NVIDIA GeForce RTX 3060 Ti",
         "NVIDIA GeForce RTX 3050 6GB",
         "A100-SXM-64GB",
     ],

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from tests import colab, driver
-from tests.killing import fail_at, kill_at
+from tests.killing import kill_at
 from tests.models import tiny
 
 DEFAULTS = {
@@ -42,11 +42,9 @@ DEFAULTS = {
     "card": "",  # of CUDA, in whose place the CPU stands
     "keep_in": "",  # the run has a RunFolder with this second place
     "drive": "",  # folder of the Google Drive of a Colab runtime (tests/colab.py), of which this is a process
-    "unreadable": 0,  # errno with which every manifest answers
     "report_to": "none",
     "then_evaluate": False,  # also after a stop
     "elsewhere": "",  # the working directory once the trainer is made
-    "masking": False,  # transformers' collator, which masks at random
     "exhaust_above": None,  # a step with more examples than this asks the device for a petabyte too
     "file_limit": None,  # bytes a file may have, from step 3 on: a disk that fills up
 }
@@ -76,20 +74,6 @@ def build_model(options):
     return model
 
 
-def masking_collator():
-    """transformers' own collator for masked language models, over a tokeniser of 200 numbers."""
-    from tokenizers import Tokenizer, models
-    from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
-
-    vocabulary = {str(number): number for number in range(198)} | {"[MASK]": 198, "[PAD]": 199}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="0")),
-        mask_token="[MASK]",
-        pad_token="[PAD]",
-    )
-    return DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.3)
-
-
 def main(output_dir: str, options: dict) -> dict:
     if options["card"]:
         from tests.machine.cuda_stand_in import pretend
@@ -103,7 +87,6 @@ def main(output_dir: str, options: dict) -> dict:
 
     from helpers.machine import ranks, xla
     from helpers.parameters import Parameters
-    from helpers.run import checkpoint
     from helpers.run.run_folder import RunFolder
     from helpers.train.arguments import training_arguments
     from helpers.train.trainer import TrainerMixin
@@ -193,7 +176,6 @@ def main(output_dir: str, options: dict) -> dict:
         plan=planned,
         runtime=machine,
         max_hours=options["max_hours"],
-        data_collator=masking_collator() if options["masking"] else None,
         callbacks=[Interrupt()],
     )
     watched = driver.watch(trainer, options["kill_step"])
@@ -203,8 +185,6 @@ def main(output_dir: str, options: dict) -> dict:
         kill_at(options["kill_write"], within="checkpoint-8")
     if options["scale"]:
         trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=options["scale"])
-    if options["unreadable"]:
-        fail_at(0, options["unreadable"], checkpoint.SEAL)
     if options["elsewhere"]:
         os.chdir(options["elsewhere"])
     try:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from helpers.machine import ranks, runtime
+from helpers.machine import ranks
 from helpers.notebook import method
 from helpers.parameters import INJECTED_CELL, OWN_CELL
 from helpers.show import tracking
@@ -29,15 +29,11 @@ MARKS = ("# In every process:", *OWN_CELL, INJECTED_CELL, method.WRITTEN)
 
 
 def call(function: str, parameters: dict[str, str], processes: int) -> None:
-    """Calls `package.module:function` in several processes, with the GPUs that this one saw at first; prints what the first one prints.
+    """Calls `package.module:function` in several processes, with the GPUs that this one sees; prints what the first one prints.
 
     Raises RuntimeError if a process fails.
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "USE_TORCH_XLA": "0"}
-    environment.pop("CUDA_VISIBLE_DEVICES", None)
-    visible = runtime.gpus()[1]
-    if visible is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = visible
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     command += ["-m", __name__, function, json.dumps(parameters)]
     tracking.say(f"training in {processes} processes")

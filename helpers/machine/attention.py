@@ -1,7 +1,5 @@
 """Attention and gradient checkpointing as a device needs them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from . import xla

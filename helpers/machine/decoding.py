@@ -3,8 +3,6 @@
 # B texts of a batch · L tokens of the longest prompt · N tokens of an answer · S tokens of both · V vocabulary
 """
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import pad
 from transformers.modeling_outputs import CausalLMOutputWithPast

@@ -3,16 +3,14 @@
 torch and transformers serve a CPU and a CUDA GPU, so their engines do little. A further kind of device is one more subclass.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import torch
 from torch import nn
 from transformers import TrainerCallback
@@ -23,10 +21,9 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Engine(TrainerCallback):
-    """A CPU. `fed`: devices that this process gives batches to; `whole_batches`: whether a shorter batch compiles anew."""
+    """A CPU. `fed`: devices that this process gives batches to."""
 
     fed = 1
-    whole_batches = False
     compile_seconds = 0.0
     repeats = False  # whether kernels on a GPU must give the same bits again, which is slower
 
@@ -63,19 +60,11 @@ class Engine(TrainerCallback):
 
     def peak_memory(self) -> int | None:
         """Peak memory in bytes: of this process on a CPU, of the device elsewhere; None if unknown."""
-        if sys.platform == "win32":
-            import psutil
-
-            return psutil.Process().memory_info().peak_wset
         status = Path("/proc/self/status")
-        if status.exists():
-            peak = re.search(r"VmHWM:\s+(\d+)", status.read_text())
-            if peak:
-                return 1024 * int(peak[1])
-        import resource  # may include the peak of the parent process
-
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        if not status.exists():
+            return psutil.Process().memory_info().rss  # what it takes now
+        peak = re.search(r"VmHWM:\s+(\d+)", status.read_text())
+        return 1024 * int(peak[1]) if peak else None
 
 
 class CudaEngine(Engine):
@@ -126,8 +115,6 @@ SCHEDULED = {"lr", "weight_decay"}  # what changes in an optimizer group for one
 
 class XlaEngine(Engine):
     """All chips of a TPU, or XLA on a CPU: this process shards every batch over them. Counts what a training compiles."""
-
-    whole_batches = True
 
     def __init__(self, devices: int):
         self.fed = devices

@@ -3,12 +3,9 @@
 A device that is not in the catalogue gets `None`, never a guess: its memory and speed are then only measured.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -39,11 +36,6 @@ class Accelerator(BaseModel, frozen=True, extra="forbid"):
         """Memory in bytes."""
         return self.gigabytes * 10**9
 
-    @property
-    def bandwidth(self) -> int:
-        """Bandwidth of the memory in bytes/s."""
-        return self.gigabytes_per_second * 10**9
-
     def peak_for(self, precision: str) -> float | None:
         """Dense FLOP/s for a training precision; fp32 uses TF32 if the device has it, since training switches it on."""
         tera = self.teraflops.get(precision)
@@ -68,21 +60,6 @@ def find(device_name: str) -> Accelerator | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """Devices that share a batch: `2xT4`, `v5e-8`, `CPU`."""
-
-    name: str
-    kind: str  # "cpu", "cuda" or "xla"
-    accelerator: Accelerator | None = None  # None for a CPU: no datasheet figure says how fast it trains
-    count: int = 1
-
-    @property
-    def memory(self) -> int | None:
-        """Bytes of one device; None for a CPU, whose memory is that of the computer."""
-        return self.accelerator.memory if self.accelerator else None
-
-
 def attached_tpu() -> str:
     """What shows that a TPU is attached to this machine, with or without a library that can use it; "" if nothing does."""
     for vendor in Path("/sys/bus/pci/devices").glob("*/vendor"):
@@ -105,8 +82,6 @@ def attached_gpu() -> str:
 def cpu_name() -> str:
     """The processor's model name."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        model = re.search(r"^model name\s*: (.+)$", info.read_text(encoding="utf-8"), re.MULTILINE)
-        if model:
-            return model[1].strip()
-    return platform.processor() or platform.machine()
+    text = info.read_text(encoding="utf-8") if info.exists() else ""
+    model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return model[1].strip() if model else platform.processor() or platform.machine()

@@ -4,8 +4,6 @@ A process that is alone gets back what it gave. Values go over the CPU (gloo), e
 exchange at every step does not make a GPU wait.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from typing import Any

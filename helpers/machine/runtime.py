@@ -1,7 +1,5 @@
 """The device and the precision of a run, each with the reason for the choice."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os
@@ -61,10 +59,6 @@ class Runtime:
     def has_tf32(self) -> bool:
         return self.kind == "cuda" and not self.is_before_ampere
 
-    def wait(self) -> None:
-        """Blocks until the device has finished its work."""
-        self.engine.wait()
-
     def results(self) -> dict:
         """The `runtime` part of results.json."""
         return {
@@ -90,7 +84,7 @@ class Runtime:
 
 
 def choose_precision(
-    kind: str, name: str, compute_capability: tuple[int, int] | None, precision: str = "auto"
+    kind: str, name: str, compute_capability: tuple | None, precision: str = "auto"
 ) -> tuple[str, str]:
     """Training dtype for one device and the reason for it.
 
@@ -131,20 +125,19 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
             bf16, or transformers was already imported for the other kind of device in this kernel.
         ValueError: a precision that the device cannot train in, more processes than GPUs, or several processes on a TPU.
     """
-    if precision not in ("auto", "fp32", "bf16", "fp16"):
-        raise ValueError(f"precision={precision!r}: give 'auto', 'fp32', 'bf16' or 'fp16'")
     kind, reason = "", "use_tpu=False"
     if use_tpu:
         has_tpu, reason = xla.available()
+        chip = hardware.attached_tpu()
         if has_tpu:
             kind = "xla"
-        elif chip := hardware.attached_tpu():
+        elif chip:
             raise RuntimeError(hardware.BROKEN_TPU.format(reason=f"{reason} (but there is {chip})"))
-    if use_tpu and not kind:
-        warnings.warn(
-            f"use_tpu=True, but {reason}: going on without a TPU. On Colab choose Runtime > Change runtime type > TPU.",
-            stacklevel=2,
-        )
+        else:
+            warnings.warn(
+                f"use_tpu=True, but {reason}: going on without a TPU. On Colab choose Runtime > Change runtime type > TPU.",
+                stacklevel=2,
+            )
     if kind and (num_processes > 1 or ranks.count() > 1):
         raise ValueError(f"num_processes={max(num_processes, ranks.count())}: {ONE_HOST}")
     _announce_to_huggingface(kind == "xla")
@@ -184,11 +177,10 @@ def _gpu_or_cpu() -> tuple[str, str, int, tuple[int, int] | None, str]:
 
     if not torch.cuda.is_available():
         return "cpu", hardware.cpu_name(), psutil.virtual_memory().total, None, "torch sees no GPU"
-    note = _pin_to_one_gpu(torch)
-    name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic products; read at the first one
     _, memory = torch.cuda.mem_get_info(0)  # takes the card, and raises if another process has it for itself
-    return "cuda", name, memory, capability, f"torch sees a GPU{note}"
+    name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
+    return "cuda", name, memory, capability, f"torch sees {torch.cuda.device_count()} GPU(s)"
 
 
 def get_device(use_tpu: bool = False):
@@ -200,12 +192,10 @@ def _announce_to_huggingface(use_xla: bool) -> None:
     """Tells transformers and accelerate, which otherwise use XLA wherever torch_xla can be imported."""
     # The values that mean yes to transformers; its default is one of them.
     used_xla = os.environ.get("USE_TORCH_XLA", "1").upper() in ("1", "ON", "YES", "TRUE", "AUTO")
-    loaded = [name for name in ("transformers", "accelerate") if name in sys.modules]
-    if xla.installed() and loaded and used_xla != use_xla:
-        before = "a TPU" if used_xla else "a GPU or CPU"
+    if xla.installed() and "transformers" in sys.modules and used_xla != use_xla:
         raise RuntimeError(
-            f"{' and '.join(loaded)} already run for {before} in this kernel and cannot change over. "
-            "Restart the kernel (Runtime > Restart session), then run all cells with the new use_tpu."
+            f"transformers was imported in this kernel {'for' if used_xla else 'without'} a TPU and cannot change over. Restart the kernel "
+            "(Runtime > Restart session), then run all cells with the new use_tpu."
         )
     os.environ["USE_TORCH_XLA"] = str(int(use_xla))
     # Progress widgets: no saved notebook can show them, and a headless kernel only warns about them.
@@ -213,16 +203,10 @@ def _announce_to_huggingface(use_xla: bool) -> None:
     silence_chatter()
 
 
-@functools.cache  # before `_pin_to_one_gpu`
-def gpus() -> tuple[int, str | None]:
-    """How many GPUs this process saw at first, and CUDA_VISIBLE_DEVICES at that time."""
+def _processes(num_processes: int) -> int:
     import torch
 
-    return torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
-
-
-def _processes(num_processes: int) -> int:
-    gpu_count, _ = gpus()
+    gpu_count = torch.cuda.device_count()
     if ranks.count() > 1:
         return ranks.count()
     if gpu_count and num_processes > gpu_count:
@@ -230,17 +214,6 @@ def _processes(num_processes: int) -> int:
             f"num_processes={num_processes}: torch sees {gpu_count} GPU(s), one for a process; 0 takes them all"
         )
     return num_processes or max(1, gpu_count)
-
-
-def _pin_to_one_gpu(torch) -> str:
-    """Makes only one GPU visible unless a launcher started this process; returns a note about it."""
-    count = torch.cuda.device_count()
-    if count > 1 and "LOCAL_RANK" not in os.environ and not torch.cuda.is_initialized():
-        # Trainer would wrap the model in DataParallel, which is slower than one GPU and which TRL refuses.
-        first, *_ = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"] = first
-        return f"; using 1 of {count} (docs/choosing-hardware.md)"
-    return ""
 
 
 # First words of warnings that a user of a notebook can do nothing about; all others stay.

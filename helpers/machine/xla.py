@@ -4,8 +4,6 @@ TPU training here is SPMD in the notebook's own process: one mesh axis over all 
 parameters replicated. `PJRT_DEVICE=CPU CPU_NUM_DEVICES=8` compiles and runs the same graphs on a CPU.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os
@@ -70,22 +68,22 @@ def available() -> tuple[bool, str]:
     import torch_xla  # noqa: F401  sets PJRT_DEVICE to TPU when it finds a chip, to CPU otherwise
 
     chosen = os.environ.get("PJRT_DEVICE", "")
-    if chosen.startswith("TPU"):
-        try:
-            start()
-        except (OSError, RuntimeError) as error:
-            if not re.search(r"No \w+ device found|libtpu not found", str(error)):
-                raise RuntimeError(hardware.BROKEN_TPU.format(reason=error)) from error
-            return False, f"PJRT_DEVICE={chosen}, and no TPU could be started: {error}"
-        return True, "torch_xla found a TPU"
-    return False, f"torch_xla found no TPU chip (PJRT_DEVICE={chosen or 'unset'})"
+    if not chosen.startswith("TPU"):
+        return False, f"torch_xla found no TPU chip (PJRT_DEVICE={chosen})"
+    try:
+        start()
+    except (OSError, RuntimeError) as error:
+        if not re.search(r"No \w+ device found|libtpu not found", str(error)):
+            raise RuntimeError(hardware.BROKEN_TPU.format(reason=error)) from error
+        return False, f"PJRT_DEVICE={chosen}, and no TPU could be started: {error}"
+    return True, "torch_xla found a TPU"
 
 
 def set_libtpu_arguments() -> None:
     """Adds `OWN_DRAWS` to what libtpu is told when it starts, unless the user has said something else about it."""
-    told = os.environ.get("LIBTPU_INIT_ARGS", "")
-    if OWN_DRAWS.split("=")[0] not in told:
-        os.environ["LIBTPU_INIT_ARGS"] = f"{told} {OWN_DRAWS}".strip()
+    arguments = os.environ.get("LIBTPU_INIT_ARGS", "")
+    if OWN_DRAWS.partition("=")[0] not in arguments:
+        os.environ["LIBTPU_INIT_ARGS"] = f"{arguments} {OWN_DRAWS}".strip()
 
 
 def start():

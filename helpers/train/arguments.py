@@ -1,7 +1,5 @@
 """From a plan to the `TrainingArguments` of the Hugging Face trainers."""
 
-from __future__ import annotations
-
 import importlib.util
 
 from transformers import TrainingArguments

@@ -1,7 +1,5 @@
 """How long a run takes, told by its own first steps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from datetime import datetime, timedelta

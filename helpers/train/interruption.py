@@ -1,7 +1,5 @@
 """What stops a run: signals, a time budget, a loss that is not finite, memory that runs out."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import signal
@@ -9,13 +7,12 @@ import threading
 import time
 from collections.abc import Iterator
 
-import torch
 from transformers import TrainerCallback
 
 from helpers.machine import ranks
-from helpers.show import tracking
+from helpers.show.tracking import say
 
-SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
+SIGNALS = {signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGTERM)}
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "resource_exhausted")  # of CUDA, of a CPU, of XLA
 
 
@@ -37,16 +34,14 @@ class Stops(TrainerCallback):
     """
 
     def __init__(self, max_hours: float = 0.0):
-        self.max_hours = max_hours
+        self.max_hours = max_hours or math.inf
         self.reason = ""
-        self._deadline = math.inf
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Listens inside the block; the time budget begins with it."""
         self.reason = ""
-        if self.max_hours:
-            self._deadline = time.monotonic() + 3600 * self.max_hours
+        self.deadline = time.monotonic() + 3600 * self.max_hours
         handlers = {}
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
@@ -63,17 +58,16 @@ class Stops(TrainerCallback):
             raise KeyboardInterrupt
         self.reason = self.reason or signal.Signals(number).name
         with contextlib.suppress(RuntimeError):  # it came while another line was printed
-            tracking.say(f"{self.reason}: the run saves after this step and stops")
+            say(f"{self.reason}: the run saves after this step and stops")
 
     def agreed(self) -> str:
         """The reason for which all processes stop now, or ""; a request that comes meanwhile is for the next step."""
         agreed = next(filter(None, ranks.gather(self.reason)), "")
-        if agreed:
-            self.reason = agreed
+        self.reason = agreed or self.reason
         return agreed
 
     def on_step_end(self, args, state, control, **kwargs):
-        if time.monotonic() > self._deadline and state.global_step < state.max_steps:
+        if time.monotonic() > self.deadline and state.global_step < state.max_steps:
             self.reason = self.reason or f"max_hours={self.max_hours:g}"
         if self.agreed():
             control.should_save = control.should_training_stop = True
@@ -81,5 +75,4 @@ class Stops(TrainerCallback):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out (CUDA, CPU allocator, XLA)."""
-    message = str(error).lower()
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in message for words in OUT_OF_MEMORY)
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_MEMORY)

@@ -1,12 +1,10 @@
 """Throughput, memory and MFU of a training run, with compilation, evaluation and saving kept apart."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -31,21 +29,18 @@ class Meter(TrainerCallback, ExportableState):
     """
 
     def __init__(self, runtime: Runtime, flops_per_token: float):
-        self.runtime = runtime
-        self.flops_per_token = flops_per_token
-        self.counts: defaultdict[str, float] = defaultdict(float)
-        self._padding: torch.Tensor | int = 0  # on the device
-        self._clocks: dict[str, float] | None = None  # as last read; None while they stand still
+        self.runtime, self.flops_per_token = runtime, flops_per_token
+        self.counts: defaultdict[str, Any] = defaultdict(int)  # that of padding is on the device
+        self._clocks: dict[str, float] = {}  # as last read; none while they stand still
 
     def state(self) -> dict:
         """The counts in the form of transformers' stateful callbacks."""
-        return {"args": {}, "attributes": {**self.counts, "padding": int(self._padding)}}
+        return {"args": {}, "attributes": {name: float(count) for name, count in self.counts.items()}}
 
     def restore(self, state) -> None:
         """Goes on from the counts of a checkpoint's TrainerState."""
         saved = state.stateful_callbacks.get("Meter", {})
-        self.counts = defaultdict(float, saved.get("attributes", {}))
-        self._padding = int(self.counts.pop("padding", 0))
+        self.counts = defaultdict(int, saved.get("attributes", {}))
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.restore(state)
@@ -53,11 +48,11 @@ class Meter(TrainerCallback, ExportableState):
         self._clocks = self._now()
 
     def on_train_end(self, *args, **kwargs):
-        self.runtime.wait()
         self._read()
-        self._clocks = None
+        self._clocks = {}
 
     def _now(self) -> dict[str, float]:
+        self.runtime.engine.wait()
         compiling = self.runtime.engine.compile_seconds
         return {"seconds": time.perf_counter(), "processor_seconds": time.process_time(), "compile_seconds": compiling}
 
@@ -73,24 +68,20 @@ class Meter(TrainerCallback, ExportableState):
         tensors = {name: tensor for name, tensor in inputs.items() if torch.is_tensor(tensor) and tensor.dim()}
         # Every column of ids counts; a mask may have more axes than there are positions.
         shapes = [tensor.shape for name, tensor in tensors.items() if name.endswith("input_ids")]
-        if not shapes:
-            shapes = [next(iter(tensors.values())).shape]
+        shapes = shapes or [next(iter(tensors.values())).shape]
         self.counts["examples"] += processes * shapes[0][0]
         self.counts["positions"] += processes * sum(map(math.prod, shapes))
         for name, tensor in tensors.items():
             if name.endswith(MASKS) and tensor.shape in shapes:
-                self._padding = self._padding + processes * (tensor == 0).sum()
+                self.counts["padding"] = self.counts["padding"] + processes * (tensor == 0).sum()
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Evaluation and saving: the clocks of training stand still."""
-        if self._clocks:
-            self.runtime.wait()
         self._read()
-        stopped, self._clocks = self._clocks, None
+        stopped, self._clocks = self._clocks, {}
         yield
         if stopped:
-            self.runtime.wait()
             self._clocks = self._now()
             self.counts["aside_seconds"] += self._clocks["seconds"] - stopped["seconds"]
 
@@ -101,20 +92,21 @@ class Meter(TrainerCallback, ExportableState):
 
     def results(self) -> dict:
         """Seconds, rates per second of pure training, MFU with the peak that it is a share of, peak memory in bytes."""
-        training, padding, counts = self.training_seconds(), int(self._padding), self.counts
-        tokens_per_second = (counts["positions"] - padding) / training
-        accelerator = self.runtime.accelerator
+        training, counts = self.training_seconds(), self.counts
+        padding = int(counts["padding"])
+        rate = (counts["positions"] - padding) / training
+        device, precision = self.runtime.accelerator, self.runtime.precision
         mfu = mfu_peak = None
-        peak = accelerator and accelerator.peak_for(self.runtime.precision)
-        if accelerator and peak:
-            mfu = round(tokens_per_second * self.flops_per_token / (peak * self.runtime.device_count), 4)
-            mfu_peak = f"{peak / 1e12:g} TFLOP/s {self.runtime.precision} a device ({accelerator.source})"
+        peak = device and device.peak_for(precision)
+        if device and peak:
+            mfu = round(rate * self.flops_per_token / (peak * self.runtime.device_count), 4)
+            mfu_peak = f"{peak / 1e12:g} TFLOP/s {precision} a device ({device.source})"
         return {
             "seconds": round(counts["seconds"] + counts["aside_seconds"], 3),
             "compile_seconds": round(counts["compile_seconds"], 3),
             "evaluate_and_save_seconds": round(counts["aside_seconds"], 3),
             "examples_per_second": round(counts["examples"] / training, 3),
-            "tokens_per_second": round(tokens_per_second, 1),
+            "tokens_per_second": round(rate, 1),
             "padding": round(padding / max(counts["positions"], 1), 4),
             "mfu": mfu,
             "mfu_peak": mfu_peak,
@@ -122,10 +114,10 @@ class Meter(TrainerCallback, ExportableState):
         }
 
     @staticmethod
-    def rows(train: Mapping[str, Any], xla: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    def rows(train: dict, xla: dict | None = None) -> list[dict[str, Any]]:
         """The `train` and `xla` parts of results.json for `tables.show`."""
         rows = []
-        for name, value in {**train, **(xla or {})}.items():
+        for name, value in (train | (xla or {})).items():
             if name.endswith("seconds"):
                 value = tables.seconds(value)
             if name.endswith("bytes"):

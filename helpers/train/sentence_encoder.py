@@ -4,15 +4,12 @@ model = load_sentence_encoder("sentence-transformers/all-MiniLM-L6-v2", max_seq_
 trainer = SentenceEncoderTrainer(model, length=64, args=..., train_dataset=..., loss=..., plan=plan, runtime=machine)
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -74,20 +71,23 @@ def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(re.findall(r"[a-z0-9]+", text.lower()))
+    counts = Counter(re.findall(r"[a-z0-9]+", " ".join(texts).lower()))
     letters = "abcdefghijklmnopqrstuvwxyz0123456789.,:;()"
     frequent = sorted(counts, key=lambda word: (-counts[word], word))[:SAMPLE_WORDS]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    inner_letters = [f"##{letter}" for letter in letters]
-    pieces = dict.fromkeys([*special, *letters, *inner_letters, *frequent])
+    pieces = dict.fromkeys([*special, *letters, *[f"##{letter}" for letter in letters], *frequent])
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
-    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=256,
+    )
     with tempfile.TemporaryDirectory() as folder:  # Transformer takes a path and nothing else
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            BertModel(BertConfig(vocab_size=len(vocabulary), **sizes)).save_pretrained(folder)
+            BertModel(config).save_pretrained(folder)
         BertTokenizerFast(vocab=vocabulary).save_pretrained(folder)
         transformer = Transformer(folder, model_kwargs={"use_safetensors": True})
     transformer.max_seq_length = 128
@@ -118,8 +118,8 @@ def encode(model: SentenceTransformer, texts: Sequence[str], task: str = "") -> 
 def _encode_at_fixed_lengths(model: SentenceTransformer, texts: Sequence[str], prompt: str) -> np.ndarray:
     xla.replicate(model)
     attention.use_one_dtype(model.transformers_model)
-    encoded = model.tokenizer([prompt + text for text in texts], verbose=False)
-    tokens = np.array([*map(len, encoded["input_ids"])])
+    encoded = model.tokenizer([prompt + text for text in texts], verbose=False, return_length=True)
+    tokens = np.array(encoded["length"])
     order = np.argsort(tokens)
     embeddings = []
     for begin in range(0, len(order), XLA_BATCH):
@@ -175,7 +175,5 @@ class SentenceEncoderTrainer(TrainerMixin, SentenceTransformerTrainer):
         return DefaultBatchSampler(SequentialSampler(dataset), batch_size=batch_size, drop_last=drop_last)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        model, folder = encoder_on_cpu(self.model), Path(output_dir or self.args.output_dir).name
-        model.save_pretrained(
-            str(output_dir or self.args.output_dir), create_model_card=not folder.startswith("checkpoint-")
-        )
+        folder = output_dir or self.args.output_dir
+        encoder_on_cpu(self.model).save_pretrained(folder, create_model_card="checkpoint-" not in folder)

@@ -6,8 +6,6 @@ It adds what the stock trainers lack; arguments, callbacks, evaluation and loggi
 needs beside that is done by its engine (helpers/machine/engine.py).
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from dataclasses import replace
@@ -47,13 +45,7 @@ class TrainerMixin(TrainerCallback):
     """
 
     def __init__(
-        self,
-        *args,
-        plan: Plan,
-        runtime: Runtime,
-        flops_per_token: float | None = None,
-        max_hours: float = 0.0,
-        **kwargs,
+        self, *args, plan: Plan, runtime: Runtime, flops_per_token: float = 0.0, max_hours: float = 0.0, **kwargs
     ):
         super().__init__(*args, **kwargs)
         # Absolute once, whatever `%cd` does later; one folder for all processes, as the first calls it.
@@ -61,31 +53,23 @@ class TrainerMixin(TrainerCallback):
         self.plan, self.runtime = plan, replace(runtime)  # with an engine that counts for this trainer alone
         self.engine = self.runtime.engine
         tied = [*getattr(self.model, "all_tied_weights_keys", ())]
-        if tied:
-            # A checkpoint holds them once; transformers would warn that the others are missing.
+        if tied:  # a checkpoint holds them once; transformers would warn that the others are missing
             self.model._keys_to_ignore_on_save = tied
-        self.meter = Meter(self.runtime, flops_per_token or 6.0 * sum(map(torch.numel, self._trained_weights())))
+        self.meter = Meter(self.runtime, flops_per_token or 6 * sum(map(torch.numel, self._trained_weights())))
         self.stops = Stops(max_hours)
         self.resumed_from: int | None = None
         self.messages: list[str] = []
+        # An example of an evaluation costs a forward pass, a third of its training.
+        evaluation = len(self.eval_dataset or ()) / plan.batch_size / 3
+        self.duration = Duration(self.meter.training_seconds, self._say, evaluation)
         self.remove_callback(PrinterCallback)
         if self.pop_callback(WandbCallback):
             self.add_callback(Wandb())
-        self.duration = Duration(self._training_seconds, self._say, self._evaluation_in_steps())
         for callback in (self.stops, self.engine, self.meter, self, self.duration, progress()):
             self.add_callback(callback)
         self.engine.prepare(self.trained_module(), self.transformer())
         if plan.gradient_checkpointing:
             attention.checkpoint_activations(self.transformer(), runtime.kind)
-
-    def _training_seconds(self) -> float:
-        self.runtime.wait()
-        return self.meter.training_seconds()
-
-    def _evaluation_in_steps(self) -> float:
-        """How many steps an evaluation takes as long as: an example costs a forward pass, a third of its training."""
-        examples = len(self.eval_dataset) if hasattr(self.eval_dataset, "__len__") else 0
-        return examples / self.plan.batch_size / 3
 
     def trained_module(self) -> torch.nn.Module:
         """The module with all trained weights: the model, or a loss around it with weights of its own."""
@@ -125,7 +109,6 @@ class TrainerMixin(TrainerCallback):
         with self.stops.listening(), self.engine.computing(self.args.tf32):
             while True:
                 source = self._find_checkpoint() if resume_from_checkpoint else None
-                self.resumed_from = checkpoint.step_of(source) if source else None
                 try:
                     output = self._train_from(source, **kwargs)
                     break
@@ -136,8 +119,7 @@ class TrainerMixin(TrainerCallback):
                 # Outside `except`: the traceback would keep the failed step's tensors alive.
                 self._forget_failed_step()
                 resume_from_checkpoint = True
-            if not self.stops.agreed():
-                self._load_best()
+            self._load_best()
             if self.stops.agreed():
                 step = self.state.global_step
                 raise Stopped(
@@ -150,13 +132,16 @@ class TrainerMixin(TrainerCallback):
         source, passed_over = ranks.broadcast(checkpoint.newest(self.args.output_dir))
         if passed_over:
             self._say(f"not whole, and passed over: {', '.join(passed_over)}")
-        if source or passed_over:
-            self._say(f"resuming from {source.name}" if source else "no whole checkpoint: starting from step 0")
         return source
 
     def _train_from(self, source: Path | None, **kwargs):
-        if source is None or checkpoint.step_of(source) < self.args.max_steps:
-            return super().train(resume_from_checkpoint=source and str(source), **kwargs)
+        self.resumed_from = None
+        if source is None:
+            return super().train(**kwargs)
+        self._say(f"resuming from {source.name}")
+        self.resumed_from = checkpoint.step_of(source)
+        if self.resumed_from < self.args.max_steps:
+            return super().train(resume_from_checkpoint=str(source), **kwargs)
         # Stock Trainer would train one step too many.
         self._load_from_checkpoint(str(source))
         self.state = TrainerState.load_from_json(str(source / TRAINER_STATE_NAME))
@@ -165,15 +150,11 @@ class TrainerMixin(TrainerCallback):
         return None
 
     def _load_best(self) -> None:
-        if self.state.best_global_step is None:
-            return
         best = checkpoint.folder(self.args.output_dir, self.state.best_global_step)
-        if not ranks.broadcast(checkpoint.is_whole(best)):
-            self._say(f"keeping the last weights: {best.name}, the best evaluation, is not there")
-            return
-        self._load_from_checkpoint(str(best))
-        metric = self.args.metric_for_best_model.removeprefix("eval_")
-        self._say(f"loaded {best.name}, the best evaluation ({metric} {self.state.best_metric:.4f})")
+        if ranks.broadcast(checkpoint.is_whole(best)):
+            self._load_from_checkpoint(str(best))
+            metric = self.args.metric_for_best_model.removeprefix("eval_")
+            self._say(f"loaded {best.name}, the best evaluation ({metric} {self.state.best_metric:.4f})")
 
     # -- what happens exactly before and after an optimizer step: the trainer is a callback of its own --
 
@@ -183,14 +164,13 @@ class TrainerMixin(TrainerCallback):
             self._save_checkpoint(self.model, None)
         self.engine.begin(self.optimizer, self._tr_loss)
 
-    def on_step_begin(self, args, state, control, **kwargs):
+    def on_step_begin(self, *args, **kwargs):
         self.seed_step()
 
     def seed_step(self) -> None:
         """Seeds every generator from seed, step and process: no checkpoint has XLA's."""
         numbers = self.args.seed, self.state.global_step, 1, self.args.process_index
-        value = np.random.SeedSequence(numbers).generate_state(1)[0]
-        set_seed(int(value))
+        set_seed(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
     def on_step_end(self, args, state, control, **kwargs):
         began = getattr(helpers, "began", None)  # of a notebook; its first trainer may not be its last
@@ -217,19 +197,11 @@ class TrainerMixin(TrainerCallback):
         return self.engine.loader(super().get_train_dataloader())
 
     def get_eval_dataloader(self, eval_dataset=None):
-        """The loader of all examples. Raises ValueError if a shorter last batch would compile anew."""
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        batch = self.args.eval_batch_size
-        if self.engine.whole_batches and hasattr(dataset, "__len__") and len(dataset) % batch:
-            raise ValueError(
-                f"eval_dataset has {len(dataset)} examples, which is no multiple of the evaluation batch of {batch}: "
-                "a shorter last batch would compile anew. Trim or pad it to a multiple."
-            )
+        """The loader of all examples."""
         drop_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
-        try:
-            return self.engine.loader(super().get_eval_dataloader(eval_dataset))
-        finally:
-            self.args.dataloader_drop_last = drop_last
+        loader = super().get_eval_dataloader(eval_dataset)
+        self.args.dataloader_drop_last = drop_last
+        return self.engine.loader(loader)
 
     # -- logging, evaluation, saving --
 
@@ -237,8 +209,6 @@ class TrainerMixin(TrainerCallback):
         scaler = self.accelerator.scaler
         if not np.isfinite(logs.get("loss", 0.0)):
             self._stop_on_nonfinite(f"the loss is {logs['loss']}")
-        if not scaler and not np.isfinite(logs.get("grad_norm", 0.0)):  # a scaler lowers its scale
-            self._stop_on_nonfinite("the norm of the gradients is not finite")
         if scaler and scaler.get_scale() < 1:
             self._stop_on_nonfinite("fp16 skips steps, and its loss scale is below 1: gradients overflow,")
         super().log(logs, start_time)
@@ -251,11 +221,6 @@ class TrainerMixin(TrainerCallback):
         output = super().evaluation_loop(*args, **kwargs)
         return output._replace(metrics=ranks.broadcast(output.metrics))  # so that all processes decide alike
 
-    def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler=False):
-        metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
-        self.control.should_save |= self.control.should_training_stop  # it stops early
-        return metrics
-
     def _determine_best_metric(self, metrics, trial) -> bool:
         improved = super()._determine_best_metric(metrics, trial)
         self.control.should_save |= improved  # the best weights are kept, whatever save_steps is
@@ -266,22 +231,20 @@ class TrainerMixin(TrainerCallback):
             self._require_finite()
             folder = checkpoint.folder(self.args.output_dir, self.state.global_step)
             try:
-                if self.is_world_process_zero():
+                if ranks.is_main():
                     shutil.rmtree(folder, ignore_errors=True)  # what a killed process left
-                self.accelerator.wait_for_everyone()
+                ranks.gather(None)
                 super()._save_checkpoint(model, trial)
-                self.accelerator.wait_for_everyone()
-                if self.is_world_process_zero():
+                ranks.gather(None)
+                if ranks.is_main():
                     checkpoint.seal(folder)
+                    checkpoint.rotate(folder.parent, self.state.best_global_step)
             except Exception as error:
-                shutil.rmtree(folder, ignore_errors=True)
-                newest, _ = checkpoint.newest(self.args.output_dir)
+                newest, _ = checkpoint.newest(folder.parent)
                 raise checkpoint.CheckpointNotWritten(
                     f"{folder.name} was not written to output_dir={self.args.output_dir!r}: {error}. The newest whole checkpoint is "
                     f"{newest and newest.name}: free space, or choose another disk; then run again, and the run continues from it"
                 ) from error
-            if self.is_world_process_zero():
-                checkpoint.rotate(self.args.output_dir, self.state.best_global_step)
 
     def _require_finite(self) -> None:
         """Raises NonFiniteLoss, in all processes, unless the loss since the last log and all trained weights are finite."""
@@ -307,11 +270,6 @@ class TrainerMixin(TrainerCallback):
             super().save_model(folder, _internal_call)
         else:
             self._save(folder, state_dict=weights)
-        if not _internal_call:
-            written = ranks.broadcast(folder)
-            if written != folder:  # of another process, whose cells read it there
-                shutil.copytree(written, folder, dirs_exist_ok=True)
-            ranks.gather(None)
         Path(folder, TRAINING_ARGS_NAME).unlink(missing_ok=True)  # nothing reads this pickle
 
     # -- out of memory --
@@ -321,15 +279,10 @@ class TrainerMixin(TrainerCallback):
         micro = args.per_device_train_batch_size
         effective = micro * args.gradient_accumulation_steps
         smaller = [size for size in range(devices, micro // 2 + 1, devices) if effective % size == 0]
-        if args.world_size > 1 and micro > 1:
-            raise RuntimeError(
-                f"out of memory with {micro} examples in each of {args.world_size} processes, and none can go on alone. Set "
-                f"batch_size={micro // 2 * args.world_size}: each then computes {micro // 2} at a time."
-            ) from error
-        if not smaller:
+        if args.world_size > 1 or not smaller:
             raise RuntimeError(
                 f"out of memory with {micro} examples of {self.plan.sequence_length} tokens on {self.runtime.device_name}, and no smaller "
-                f"micro-batch keeps {self.plan.batch_size} examples a step. Set a smaller batch_size, gradient_checkpointing=True "
+                f"micro-batch keeps {self.plan.batch_size} examples a step here. Set a smaller batch_size, gradient_checkpointing=True "
                 "(if there), shorter sequences, or a smaller model."
             ) from error
         accumulation = effective // smaller[-1]
@@ -339,12 +292,8 @@ class TrainerMixin(TrainerCallback):
         )
         args.per_device_train_batch_size = self._train_batch_size = smaller[-1]
         args.gradient_accumulation_steps = accumulation
-        self.plan = replace(
-            self.plan,
-            per_device_batch_size=smaller[-1] // devices,
-            gradient_accumulation_steps=accumulation,
-            reasons={**self.plan.reasons, "per_device_batch_size": "halved after running out of memory"},
-        )
+        settings = {"per_device_batch_size": smaller[-1] // devices, "gradient_accumulation_steps": accumulation}
+        self.plan = replace(self.plan, **settings)
 
     def _forget_failed_step(self) -> None:
         self.optimizer = self.lr_scheduler = None

@@ -292,7 +292,7 @@ class WindowTrainer(ClassifierTrainer):
     def on_step_end(self, args, state, control, **kwargs):
         super().on_step_end(args, state, control, **kwargs)
         if state.global_step == WARM_UP_STEPS:
-            self.runtime.wait()
+            self.runtime.engine.wait()
             self.training_seconds()  # reads the clock
             self.meter.counts.clear()
 

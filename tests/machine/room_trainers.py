@@ -10,8 +10,6 @@ from tests import driver
 DEFAULTS = {
     "room": "reservoir",  # a key of ROOMS
     "card": "",  # of CUDA, in whose place the CPU stands
-    "fake": False,  # no training: forward passes and an evaluation on fake tensors of the card, with a CUDA build of torch
-    "stray": False,  # an operation of the model has one tensor on the CPU
     "precision": "fp32",
     "dropout": 0.1,
     "steps": 4,
@@ -131,44 +129,11 @@ def disturb(trainer, options: dict) -> None:
     driver.watch(trainer, options["kill_step"])
 
 
-def forward(trainer) -> dict:
-    """The loss of a batch of the trainer's loader and what evaluation makes of the model; devices of all that was met."""
-    import torch
-    from trl.kernels import chunked_logprob
-    from trl.trainer import utils
-
-    for module in (chunked_logprob, utils):  # Triton asks the driver; TRL has the same loss in torch's operations
-        module._use_triton = lambda device: False
-    devices = {str(weight.device) for weight in trainer.trained_module().parameters()}
-    trainer.model.train()
-    (inputs,), labels = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, trainer.args.device)
-    inputs = trainer._prepare_inputs(inputs)
-    devices |= {str(value.device) for value in inputs.values() if torch.is_tensor(value)}
-    model = trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)  # with autocast
-    with trainer.compute_loss_context_manager():
-        loss = trainer.compute_loss(model, inputs, num_items_in_batch=labels)
-    trainer.model.eval()
-    if trainer.eval_dataset is not None:
-        trainer.evaluate()
-    else:  # sentence-transformers' model
-        trainer.model.encode(["a cat", "a dog sees a river"])
-    return {"devices": sorted(devices), "loss": str(loss.device)}
-
-
-def stray(module) -> None:
-    """Gives the first linear layer a tensor that is neither a weight nor a buffer, and so stays on the CPU."""
-    import torch
-
-    linear = next(each for each in module.modules() if isinstance(each, torch.nn.Linear))
-    ones = torch.ones(linear.out_features)
-    linear.register_forward_hook(lambda module, given, output: output * ones)
-
-
 def main(output_dir: str, options: dict) -> dict:
     if options["card"]:
         from tests.machine.cuda_stand_in import pretend
 
-        pretend(options["card"], fake=options["fake"])
+        pretend(options["card"])
     import torch
 
     from helpers.machine import runtime
@@ -177,10 +142,6 @@ def main(output_dir: str, options: dict) -> dict:
     machine = runtime.detect(False, precision=options["precision"])
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     trainer = ROOMS[options["room"]](machine, Path(output_dir), options)
-    if options["stray"]:
-        stray(trainer.trained_module())
-    if options["fake"]:
-        return forward(trainer)
     disturb(trainer, options)
     trainer.train()
     return {
