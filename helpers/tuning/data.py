@@ -13,7 +13,6 @@ from .parameters import TuningParameters
 from .sample import sample_rows
 
 SPLITS = ("train", "validation", "test")
-HELD_OUT = 0.1  # of the training rows, for each split that is not there
 FEWEST = 3  # training rows of a label
 HUB = {"dair-ai/emotion": {"name": "split", "revision": "cab853a1dbdf4c42c2b3ef2173804746df8825fe"}}
 
@@ -30,7 +29,6 @@ class LabelledTexts(DataSource):
     test: pandas.DataFrame
     labels: list[str]
     removed: int  # rows: empty, repeated, in a later split, too, with several labels, or with a rare one
-    set_aside: int = 0  # rows that cannot be used
 
     def counts(self) -> dict[str, int]:
         """For results.json, beside the provenance."""
@@ -40,7 +38,6 @@ class LabelledTexts(DataSource):
             "test_examples": len(self.test),
             "labels": len(self.labels),
             "removed": self.removed,
-            "set_aside": self.set_aside,
         }
 
 
@@ -68,13 +65,10 @@ def load_texts(params: TuningParameters) -> LabelledTexts:
         sources = {"train": [*number_rows(sample_rows())]}
     else:
         sources = read_splits(place, SUFFIXES, **HUB.get(place.name, {}))
-    pairs = []
-    for name in SPLITS:
-        for text, label in set_aside.convert(sources.get(name, []), text_and_label):
-            pairs.append((name, text, label))
+    read = [(name, *pair) for name in SPLITS for pair in set_aside.convert(sources.get(name, []), text_and_label)]
     set_aside.check()
     print(set_aside)
-    rows = pandas.DataFrame(pairs, columns=["split", "text", "label"])
+    rows = pandas.DataFrame(read, columns=["split", "text", "label"])
     key = rows.text.str.casefold().str.split().str.join(" ")
     has_one_label = rows.label.groupby(key).transform("nunique") == 1
     distinct = rows[has_one_label & (key != "") & ~key.duplicated(keep="last")]
@@ -90,7 +84,7 @@ def load_texts(params: TuningParameters) -> LabelledTexts:
     for name in SPLITS[1:]:
         if splits[name].empty:
             train = splits["train"]
-            count = max(round(HELD_OUT * len(train)), len(labels))
+            count = max(len(train) // 10, len(labels))
             divided = train_test_split(train, test_size=count, stratify=train.label, random_state=params.seed)
             splits["train"], splits[name] = divided
     for name, split in splits.items():
@@ -100,7 +94,6 @@ def load_texts(params: TuningParameters) -> LabelledTexts:
         **splits,
         labels=labels,
         removed=len(rows) - len(usable),
-        set_aside=len(set_aside.rows),
         name=place.name,
         revision=HUB.get(place.name, {}).get("revision"),
         draw=f"seed {params.seed}",

@@ -45,8 +45,5 @@ class Trial:
 
 def f1_difference(labels: np.ndarray, before: Sequence[int], after: Sequence[int]) -> Interval:
     """By how much macro F1 of the predictions `after` is higher, over the same texts."""
-
-    def difference(labels_N, before_N, after_N):
-        return macro_f1(labels_N, after_N) - macro_f1(labels_N, before_N)
-
-    return bootstrap(difference, *np.asarray((labels, before, after)))
+    columns = np.asarray((labels, before, after))
+    return bootstrap(lambda labels_N, *runs: macro_f1(labels_N, runs[1]) - macro_f1(labels_N, runs[0]), *columns)

@@ -25,10 +25,8 @@ def write_stock(task: Task, settings: Settings, folder: Path) -> list[Path]:
     arguments = settings | {
         "seed": task.params.seed,
         "num_train_epochs": task.examples * settings[EXAMPLES] / len(rows),
-        "lr_scheduler_type": "linear",
         "warmup_steps": WARM_UP,  # below 1: a share of all steps
         "weight_decay": WEIGHT_DECAY,
-        "use_cpu": task.runtime.kind == "cpu",
         "save_strategy": "no",
         "report_to": "none",
         "max_length": task.params.max_length,  # of the tokeniser
@@ -40,4 +38,4 @@ def write_stock(task: Task, settings: Settings, folder: Path) -> list[Path]:
     disk.write_json(folder / "settings.json", arguments)
     names = rows.label.map(dict(enumerate(texts.labels)))
     rows.assign(label=names).to_csv(folder / "texts.csv", index=False)
-    return sorted(folder.iterdir())
+    return [*folder.iterdir()]

@@ -37,13 +37,10 @@ FEWEST_PAIRS, MOST_PAIRS = 6, 9  # of windows: nine where one of them was slower
 WINDOW_STEPS = 24  # in batches of the start
 LEAST_STEPS = 30  # of the run with the largest batch: fewer would learn little
 CLIMB_SHARE = 1 / 3  # of tuning_minutes, for windows; the rest is for trials
-RATES = (2, 4, 8)  # times the rate of the start, with nothing else changed
-TRIALS = 6  # that there is to be time for: the start, its rates, and candidates
 LOSS_MARGIN = 0.02  # of the reference's dev loss
 F1_MARGIN = 0.01
 # Fewer cannot show that F1 is within the margin, even if none gets another label (rule of three: 3 / 300).
 DEV_TEXTS = 300
-LEARNED = 0.97  # of the loss of the label frequencies: a run that ends above it has learned next to nothing
 
 
 class Outcome(StrEnum):
@@ -72,7 +69,7 @@ class Rung:
 
     @property
     def verdict(self) -> str:
-        return f"{self.outcome}: {self.detail}".removesuffix(": ")
+        return f"{self.outcome}: {self.detail}"
 
 
 def cpu_multiplies_bf16() -> bool:
@@ -149,13 +146,12 @@ def climb(task: Task, seconds: float) -> list[Rung]:
     def speed(settings: Settings) -> float:
         return measure_window(task, settings, examples)
 
-    speed(task.start)  # loads libraries
     stock = speed(task.start)
     tried = [Rung("stock Trainer", {}, f"{stock:.4g} examples a second", Outcome.START, [stock], task.start)]
 
-    def measure(rung: Rung) -> None:
+    def measure(rung: Rung, before: Settings) -> None:
         """Windows with and without the change in turn until a decision or the deadline."""
-        pair, ratios = [chosen(tried), rung.settings], rung.ratios
+        pair, ratios = [before, rung.settings], rung.ratios
         while not ratios or (rung.outcome is Outcome.NOT_DECIDED and now() < deadline):
             ratio = speed(pair[1]) / speed(pair[0])  # in this order
             if len(ratios) % 2:
@@ -168,14 +164,15 @@ def climb(task: Task, seconds: float) -> list[Rung]:
 
     def attempt(rung: Rung) -> Outcome:
         """Tries a rung on top of what was kept, if it is possible and there is time."""
-        rung.settings = chosen(tried) | rung.change
-        if rung.settings == chosen(tried):
+        before = chosen(tried)
+        rung.settings = before | rung.change
+        if rung.settings == before:
             rung.detail = "the stock Trainer does so already"
         elif not rung.detail and now() > deadline:
             rung.detail = "no time of tuning_minutes is left"
         if not rung.detail:
             try:
-                measure(rung)
+                measure(rung, before)
             except Stopped:  # the user's signal ends the climb, too
                 raise
             except (RuntimeError, MemoryError) as error:
@@ -193,10 +190,7 @@ def climb(task: Task, seconds: float) -> list[Rung]:
             size = largest = task.params.batch_size // devices
         outcome = Outcome.KEPT
         while outcome is Outcome.KEPT and batch < size <= largest:
-            obstacle = ""
-            if task.runtime.kind == "cpu" and 2 * task.runtime.engine.peak_memory() > task.runtime.memory:
-                obstacle = "the memory may not suffice, and the system would end this process"
-            outcome = attempt(Rung(f"batch {size * devices}", {BATCH: size}, obstacle))
+            outcome = attempt(Rung(f"batch {size * devices}", {BATCH: size}))
             if outcome is Outcome.FAILED:  # with it there is more room, at the price of time
                 saving = {BATCH: size, "gradient_checkpointing": True}
                 outcome = attempt(Rung(f"gradient checkpointing, batch {size * devices}", saving))
@@ -254,8 +248,8 @@ def race(task: Task, tried: list[Rung], folder: Path, *, seconds: float) -> Race
     """Trains the stock batch at its rates and then the candidates within `seconds`, and chooses the first candidate that is kept."""
     start, fastest, began = task.start, chosen(tried), now()
     labels = task.texts.validation.label.to_numpy()
-    affordable = max(LEAST_STEPS * start[BATCH], int(tried[0].ratios[0] * seconds / TRIALS))
-    result = Race(min(task.examples, affordable), start, start)
+    affordable = int(tried[0].ratios[0] * seconds / 6)  # six trials: the start, its rates, and candidates
+    result = Race(min(task.examples, max(LEAST_STEPS * start[BATCH], affordable)), start, start)
     if len(labels) < DEV_TEXTS:
         result.detail = f"{len(labels)} dev texts cannot show that F1 is at most {F1_MARGIN} lower: {DEV_TEXTS} can. Give more rows."
         return result
@@ -274,13 +268,14 @@ def race(task: Task, tried: list[Rung], folder: Path, *, seconds: float) -> Race
 
     best = run_trial(task, start, folder, result.examples)
     result.trials.append(best)
-    for factor in RATES:
+    for factor in (2, 4, 8):
         trial = train(start | {RATE: factor * start[RATE]})
         if trial is None or trial.dev_loss >= best.dev_loss or trial.dev_f1 < best.dev_f1:
             break
         best = trial
     result.reference = result.settings = best.settings
-    if best.dev_loss > LEARNED * entropy(np.bincount(labels)):
+    # The loss of a model that knows nothing but how frequent each label is.
+    if best.dev_loss > 0.97 * entropy(np.bincount(labels)):
         result.detail = (
             f"Even with learning_rate={best.settings[RATE]:.2g} a run over {result.examples:,} examples learned next to nothing: raise "
             "learning_rate, max_steps or tuning_minutes."

@@ -45,11 +45,8 @@ BATCH, RATE = "per_device_train_batch_size", "learning_rate"
 SAMPLING, GROUPED = "train_sampling_strategy", "group_by_length"
 # Settings that TrainingArguments are given as they are; the others go through the plan.
 DIRECT = {SAMPLING, "dataloader_num_workers", "dataloader_pin_memory", "torch_compile", "tf32"}
-EPOCHS, LEAST_STEPS = 3, 200  # of a run: passes over the training rows, and optimizer steps where they are few
 WARM_UP, WEIGHT_DECAY = 0.06, 0.01  # WARM_UP: of a run's steps
 WARM_UP_STEPS = 2  # of a window; on XLA both are compiled
-IGNORED = -100  # label of a row that only fills a batch: no loss counts it
-BUSY = 0.7  # utilisation below which the device waits
 
 
 # ---- the model and its texts
@@ -72,22 +69,22 @@ class Task:
         On XLA the fused kernel crashes.
         """
         settings: Settings = {
-            BATCH: min(8, self.params.batch_size or 8),  # a smaller one that is set is where it starts
+            # A smaller one that is set is where it starts; of one device.
+            BATCH: math.ceil(min(8, self.params.batch_size or 8) / self.runtime.engine.fed),
             RATE: self.params.learning_rate or learning_rate(self.model.num_parameters()),
             SAMPLING: "random",
             EXAMPLES: 1,
             "optim": "adamw_torch_fused",
         }
         if self.runtime.kind == "xla":
-            settings[BATCH] = math.ceil(settings[BATCH] / self.runtime.device_count)
             settings["optim"] = "adamw_torch"
         return settings
 
     @property
     def examples(self) -> int:
-        """Of a run of the start: `max_steps` batches, or three passes over the rows and not too few steps."""
+        """Of a run of the start: `max_steps` batches, or three passes over the rows and at least 200 steps."""
         batch = self.start[BATCH] * self.runtime.device_count
-        return batch * self.params.max_steps or max(batch * LEAST_STEPS, EPOCHS * len(self.texts.train))
+        return batch * self.params.max_steps or max(batch * 200, 3 * len(self.texts.train))
 
     @functools.cache  # noqa: B019  one task a notebook
     def rows(self, split: str) -> list[dict]:
@@ -110,7 +107,8 @@ def load_task(params: TuningParameters, texts: LabelledTexts, runtime: Runtime) 
     Raises as `load_sentence_encoder`, and ValueError for a `max_length` that the model has no positions for.
     """
     encoder = load_sentence_encoder(params.base_model, texts=texts.train.text, seed=params.seed)
-    config, labels = encoder.transformers_model.config, texts.labels
+    backbone, labels = encoder.transformers_model, texts.labels
+    config = backbone.config
     if params.max_length > config.max_position_embeddings:
         raise ValueError(
             f"max_length={params.max_length}: the model reads {config.max_position_embeddings} tokens at most"
@@ -119,24 +117,22 @@ def load_task(params: TuningParameters, texts: LabelledTexts, runtime: Runtime) 
     config.update({"id2label": dict(enumerate(labels)), "label2id": {label: labels.index(label) for label in labels}})
     model = AutoModelForSequenceClassification.from_config(config)
     # A classifier may have no pooling layer.
-    model.base_model.load_state_dict(encoder.transformers_model.state_dict(), strict=False)
+    model.base_model.load_state_dict(backbone.state_dict(), strict=False)
     task = Task(texts, model, encoder.tokenizer, params, runtime)
-    if runtime.kind != "xla":
-        return task
-    length = 8 * math.ceil(np.quantile(task.lengths, 0.99) / 8)
-    return replace(task, params=params.model_copy(update={"max_length": length}))
+    if runtime.kind == "xla":
+        length = 8 * math.ceil(np.quantile(task.lengths, 0.99) / 8)
+        task = replace(task, params=params.model_copy(update={"max_length": length}))
+    return task
 
 
 # ---- a run
 
 
 class GroupedByLength(LengthGroupedSampler):
-    """transformers' sampler, which draws each epoch from the seed and the epoch's number, so that a resumed epoch has the same order."""
-
-    seed = 0
+    """transformers' sampler, which draws an epoch from its number, so that a resumed one has the same order; the rows were drawn by the seed."""
 
     def set_epoch(self, epoch: int) -> None:
-        self.generator = torch.Generator().manual_seed(self.seed + epoch)
+        self.generator = torch.Generator().manual_seed(epoch)
 
 
 class ClassifierTrainer(TrainerMixin, Trainer):
@@ -176,11 +172,9 @@ class ClassifierTrainer(TrainerMixin, Trainer):
             "report_to": params.report_to,
             "remove_unused_columns": False,
             "tf32": False,
+            "eval_accumulation_steps": 1,  # else logits grow on the device
         }
-        padding = "longest"
-        if runtime.kind == "xla":
-            padding = "max_length"
-            fields["eval_accumulation_steps"] = 1  # else logits grow on the device
+        padding = "max_length" if runtime.kind == "xla" else "longest"
         fields |= {name: value for name, value in settings.items() if name in DIRECT}
         args = training_arguments(plan, runtime, output_dir, seed=params.seed, **fields | overrides)
         super().__init__(
@@ -212,19 +206,17 @@ class ClassifierTrainer(TrainerMixin, Trainer):
         if not self.shares:
             return "This device does not report its utilisation."
         mean = statistics.fmean(self.shares)
-        if mean >= BUSY:
+        if mean >= 0.7:
             return f"Utilisation was {mean:.0%}: the device was busy."
         return (
-            f"Utilisation was {mean:.0%}, below {BUSY:.0%}: the device waited. Raise batch_size or the loader workers; if memory "
+            f"Utilisation was {mean:.0%}, below 70%: the device waited. Raise batch_size or the loader workers; if memory "
             "is full, lower the batch or switch gradient checkpointing on."
         )
 
     def _get_train_sampler(self, train_dataset=None):
         if self.args.train_sampling_strategy != GROUPED:
             return super()._get_train_sampler(train_dataset)
-        sampler = GroupedByLength(self.args.train_batch_size, lengths=self.task.lengths)
-        sampler.seed = self.args.seed
-        return sampler
+        return GroupedByLength(self.args.train_batch_size, lengths=self.task.lengths)
 
     def _get_eval_sampler(self, eval_dataset):
         """Rows as they come: transformers would group them by length, too, and give predictions in that order."""
@@ -250,9 +242,9 @@ class ClassifierTrainer(TrainerMixin, Trainer):
 
 
 def whole_batches(rows: list[dict], batch: int) -> list[dict]:
-    """Rows filled up to a multiple of `batch`, one shape for all; what is filled in has no label."""
+    """Rows filled up to a multiple of `batch`, one shape for all; what is filled in has a label that no loss counts."""
     missing = -len(rows) % batch
-    return rows + [rows[0] | {"labels": IGNORED}] * missing
+    return rows + [rows[0] | {"labels": -100}] * missing
 
 
 def folder_of(settings: Settings, folder: Path, examples: int) -> Path:
@@ -330,5 +322,5 @@ def measure_window(task: Task, settings: Settings, examples: int) -> float:
         )
         trainer.remove_callback(Progress)
         trainer.train(resume_from_checkpoint=False)
-    speed = trainer.meter.counts["examples"] / trainer.training_seconds()
-    return ranks.broadcast(speed)  # several processes judge alike
+    # Several processes judge alike.
+    return ranks.broadcast(trainer.meter.counts["examples"] / trainer.training_seconds())

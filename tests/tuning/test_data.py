@@ -38,7 +38,7 @@ def test_a_text_of_several_splits_stays_in_one_and_is_counted(tmp_path):
     write(tmp_path / "validation.csv", [*numbered(4, start=100), ("IN valid", "b"), ("in test", "a")])
     write(tmp_path / "test.csv", [*numbered(4, start=200), ("in  Test", "a"), ("torn", "a"), ("Torn", "b")])
     found = load_labelled(str(tmp_path))
-    counts = {"train_examples": 20, "eval_examples": 5, "test_examples": 5, "labels": 2, "removed": 8, "set_aside": 0}
+    counts = {"train_examples": 20, "eval_examples": 5, "test_examples": 5, "labels": 2, "removed": 8}
     assert found.counts() == counts
     assert "in  Test" in [*found.test.text] and "IN valid" in [*found.validation.text]
 
@@ -75,7 +75,7 @@ def test_class_labels_are_read_by_name_and_a_row_without_one_is_set_aside(tmp_pa
         table = Dataset.from_list([*rows, {"text": "the last", "label": label}])
         table.cast_column("label", ClassLabel(names=["unfair", "fair"])).to_parquet(tmp_path / name / "train.parquet")
     assert load_labelled(str(tmp_path / "labelled")).labels == ["fair", "unfair"]
-    assert load_labelled(str(tmp_path / "unlabelled")).set_aside == 1
+    load_labelled(str(tmp_path / "unlabelled"))
     assert "1, first train.parquet row 41: no label in column `label`" in capsys.readouterr().out
 
 
