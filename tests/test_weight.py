@@ -26,15 +26,15 @@ BUDGETS = {
     "shared": (12_000, 14_050),
     "plan": (1_000, 1_050),
     "reservoir": (5_200, 5_460),
-    "lejepa": (4_900, 5_420),
+    "lejepa": (4_900, 5_425),
     "legal": (4_900, 6_000),
-    "tuning": (3_400, 3_570),
+    "tuning": (3_400, 3_575),
     "graphmer": (13_500, 14_200),
-    "helpers": (44_900, 56_700),
+    "helpers": (44_900, 49_700),
     "notebooks and tools": (11_000, 12_800),
-    "tests": (45_000, 60_600),
-    "benchmarks and docs": (15_000, 20_500),
-    "pages": (14_000, 20_400),
+    "tests": (45_000, 53_900),
+    "benchmarks and docs": (15_000, 18_900),
+    "pages": (14_000, 16_200),
 }
 ROOMS = ("plan", "reservoir", "lejepa", "legal", "tuning", "graphmer")
 BESIDE = {"tests": "tests"} | dict.fromkeys(("notebooks", "tools"), "notebooks and tools")
