@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import torch
 from transformers import TrainerCallback
 
 from helpers.machine import ranks
@@ -75,4 +76,6 @@ class Stops(TrainerCallback):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out (CUDA, CPU allocator, XLA)."""
-    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_MEMORY)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        words in str(error).lower() for words in OUT_OF_MEMORY
+    )

@@ -279,10 +279,15 @@ class TrainerMixin(TrainerCallback):
         micro = args.per_device_train_batch_size
         effective = micro * args.gradient_accumulation_steps
         smaller = [size for size in range(devices, micro // 2 + 1, devices) if effective % size == 0]
-        if args.world_size > 1 or not smaller:
+        if args.world_size > 1 and micro > 1:
+            raise RuntimeError(
+                f"out of memory with {micro} examples in each of {args.world_size} processes, and none can go on alone. Set "
+                f"batch_size={micro // 2 * args.world_size}: each then computes {micro // 2} at a time."
+            ) from error
+        if not smaller:
             raise RuntimeError(
                 f"out of memory with {micro} examples of {self.plan.sequence_length} tokens on {self.runtime.device_name}, and no smaller "
-                f"micro-batch keeps {self.plan.batch_size} examples a step here. Set a smaller batch_size, gradient_checkpointing=True "
+                f"micro-batch keeps {self.plan.batch_size} examples a step. Set a smaller batch_size, gradient_checkpointing=True "
                 "(if there), shorter sequences, or a smaller model."
             ) from error
         accumulation = effective // smaller[-1]

@@ -28,6 +28,7 @@ def write_stock(task: Task, settings: Settings, folder: Path) -> list[Path]:
         "warmup_steps": WARM_UP,  # below 1: a share of all steps
         "weight_decay": WEIGHT_DECAY,
         "save_strategy": "no",
+        "use_cpu": task.runtime.kind == "cpu",  # else bf16 asks for a GPU
         "report_to": "none",
         "max_length": task.params.max_length,  # of the tokeniser
     }

@@ -34,7 +34,7 @@
 # The defaults are `bert-base-uncased` (Apache-2.0) and `dair-ai/emotion` (for education and research). We ran these cells with other models and data.
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers charset-normalizer wandb nvidia-ml-py matplotlib
+# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers charset-normalizer scipy scikit-learn wandb nvidia-ml-py matplotlib
 
 # %% [markdown]
 # ## Parameters

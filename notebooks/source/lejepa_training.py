@@ -61,7 +61,7 @@
 # still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers faiss-cpu bm25s charset-normalizer wandb matplotlib
+# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers faiss-cpu bm25s charset-normalizer scipy scikit-learn wandb matplotlib
 
 # %% [markdown]
 # ## Your settings

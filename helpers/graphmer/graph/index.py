@@ -437,7 +437,8 @@ def run_engine(sources: Sequence[Source]) -> bytes:
     missing = missing_facts(content)
     if missing:
         version = importlib.metadata.version("pyrefly")
-        raise ImportError(f'pyrefly {version} is installed, and its index lacks {missing}: pip install "{ENGINE}"')
+        lacking = ", ".join(missing)
+        raise ImportError(f'pyrefly {version} is installed, and its index lacks {lacking}: pip install "{ENGINE}"')
     return content
 
 
