@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from helpers.legal.data import Record, Records, parts_of
+from helpers.legal.data import Record, Records
 from helpers.legal.evaluation import (
     BASE,
     FREQUENT,
@@ -81,14 +81,6 @@ def test_the_verdict_says_better_worse_or_not_told_apart(trained, said):
     )
     assert ("base model: no significant difference" in beside_base) == (trained == "gold")
     assert [row["answers"] for row in table(found)] == list(systems)
-
-
-@pytest.mark.parametrize(
-    ("text", "reasoning", "answer"),
-    [("<think>\nLook {it} up.\n</think>\n\nSo.", "Look {it} up.", "So."), ("The clause {a}.", "", "The clause {a}.")],
-)
-def test_a_turn_is_its_reasoning_and_its_answer(text, reasoning, answer):
-    assert parts_of(text) == (reasoning, answer)
 
 
 def test_answers_that_cost_nothing_are_the_majority_the_nearest_and_what_words_tell():

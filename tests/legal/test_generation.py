@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from helpers.legal.generation import generate
-from helpers.machine.engine import cpu_copy
 from tests.harness import answers_on_xla
 from tests.models import tiny, with_lora
 
@@ -88,12 +87,6 @@ def test_sampling_of_the_models_generation_config_does_not_count():
         do_sample=True, temperature=0.7, top_k=3, top_p=0.8, repetition_penalty=1.5, eos_token_id=9, min_new_tokens=20
     )
     assert written(told, prompts()) == written(plain, prompts())
-
-
-def test_a_lora_model_writes_as_its_merged_weights_do():
-    adapted = tiny_lora()
-    merged = cpu_copy(adapted).merge_and_unload()
-    assert written(adapted, prompts()) == written(merged, prompts()) != written(tiny_model(), prompts())
 
 
 # ---- XLA

@@ -28,14 +28,6 @@ def test_lora_in_half_precision_keeps_its_adapter_in_fp32_beside_a_frozen_base_i
     assert dtypes == {True: {torch.float32}, False: {frozen}}
 
 
-def test_the_update_of_an_adapter_is_twice_the_product_of_its_matrices():
-    model, _ = loaded()
-    adapted = next(module for module in model.modules() if hasattr(module, "lora_B"))
-    down, up = adapted.lora_A["default"].weight, adapted.lora_B["default"].weight
-    torch.nn.init.normal_(up)
-    assert torch.allclose(adapted.get_delta_weight("default"), 2 * up @ down)
-
-
 def test_a_template_that_cannot_be_learned_is_refused_before_weights_are_read(tmp_path):
     tokenizer = sample_tokenizer()
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
