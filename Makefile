@@ -74,42 +74,6 @@ faults: $(GPU)/.installed $(TPU)/.installed ## every way to disturb a run, again
 planted: $(GPU)/.installed ## sixty small bugs in a copy of the repository: which of them the quick tests notice (COUNT=12; slow)
 	OMP_NUM_THREADS=1 $(GPU)/bin/python tools/planted.py $(COUNT)
 
-tpu: $(TPU)/.installed ## what torch_xla has a part in, on 8 virtual XLA devices, and what Google's TPU compiler makes of it
-	OMP_NUM_THREADS=1 $(TPU)/bin/python $(PYTEST) --numprocesses 2 -m 'not once and $(SELECT)'
-
-notebooks: $(GPU)/.installed ## build notebooks/*.ipynb from notebooks/source and helpers
-	$(GPU)/bin/python tools/notebooks.py
-
-docs: $(GPU)/.installed ## write the tables and figures of README.md and docs/ from docs/results
-	$(GPU)/bin/python tools/pages.py
-
-gallery: $(GPU)/.installed ## execute the notebooks on this machine and show them in docs/gallery (hours)
-	$(GPU)/bin/python tools/gallery.py
-
-lint: $(GPU)/.installed ## ruff and mypy; notebooks and docs are what their sources give
-	$(GPU)/bin/ruff check .
-	$(GPU)/bin/ruff format --check .
-	$(GPU)/bin/mypy
-	$(GPU)/bin/python tools/notebooks.py --check
-	$(GPU)/bin/python tools/pages.py --check
-
-lock: $(GPU)/.installed ## requirements-gpu.lock and requirements-tpu.lock: every package with its version and hashes, by uv
-	$(GPU)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) uv
-	for set in gpu tpu; do $(GPU)/bin/uv pip compile --quiet --generate-hashes --python-version 3.12 \
-	    requirements-$$set.txt --output-file requirements-$$set.lock || exit 1; done
-
-versions: $(GPU)/.installed ## the core tests at the ends of our version ranges and at Colab's (SETS="floor colab"; slow)
-	$(GPU)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) uv
-	$(GPU)/bin/python tools/versions.py $(SETS)
-
-# Where the first call was cut off, the second goes on: each cell is written to docs/results/faults.json when it is known.
-faults: $(GPU)/.installed $(TPU)/.installed ## every way to disturb a run, against an undisturbed one (ONLY='script/*'; slow)
-	$(GPU)/bin/python tools/faults.py --only $(ONLY)
-
-planted: $(GPU)/.installed $(TPU)/.installed ## sixty small bugs in a copy of the repository: which of them the quick tests notice (ONLY=frozen_half; slow)
-	OMP_NUM_THREADS=1 $(GPU)/bin/python tests/planted.py $(filter-out '*',$(ONLY))
-	$(if $(filter '*',$(ONLY)),OMP_NUM_THREADS=1 $(TPU)/bin/python tests/planted.py)
-
 tpu: $(TPU)/.installed ## the TPU notebooks' steps by Google's TPU compiler, without a TPU (ONLY="'legal*/v5e-1'"; slow)
 	$(TPU)/bin/python benchmarks/tpu_compiler.py $(ONLY)
 

@@ -143,7 +143,7 @@ def climb(task: Task, seconds: float) -> list[Rung]:
     deadline, devices = now() + seconds, task.runtime.device_count
     examples = WINDOW_STEPS * task.start[BATCH] * devices
 
-    def speed(settings: Settings) -> float:
+    def speed(settings: Settings):
         return measure_window(task, settings, examples)
 
     stock = speed(task.start)
