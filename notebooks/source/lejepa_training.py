@@ -17,21 +17,18 @@
 # - **A folder of documents** (`.md`, `.txt`, `.rst`, `.html`, `.pdf`, `.docx`): the model learns which heading belongs to which text. It is kept
 #   unless your documents' own questions show that it is worse; then the stock model stays, and one line says so.
 #
-# Some of your questions train the model, some choose the weights of the search, and some are for the test alone. A verdict says what
-# training adds to the search, and whether the search beats the strongest simple method: BM25, the stock model, both fused by rank, or a
-# linear classifier.
+# Some of your questions train the model, some choose the weights of the search, and some are for the test alone. A verdict says whether the search
+# beats the strongest simple method.
 #
 # {picture: nDCG@10 of the stock model, of BM25 and of the whole search}
 #
-# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. The TPU twin is
-# `lejepa_training_tpu.ipynb`.
+# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU.
 #
 # **The default data** are 2,048 medical questions with their answers (`mteb/medical_qa`, public domain by MTEB's metadata, from web
-# pages of the US National Institutes of Health). No account is needed. The hub cannot be reached from where this notebook is tested,
-# so this default was not run by us; the same cells were run with files and with `data_source="sample"`.
+# pages of the US National Institutes of Health). We ran these cells with other data.
 #
-# If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
-# still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
+# If you are disconnected, press **Run all** again: the run goes on, as long as its disk is there. Colab and Kaggle delete the disk with the runtime, so
+# set `keep_in` (in Colab: `drive`).
 
 # %% [markdown] tags=["tpu"]
 # # A search over your own documents, with LeJEPA (TPU)
@@ -44,9 +41,8 @@
 # - **A folder of documents** (`.md`, `.txt`, `.rst`, `.html`, `.pdf`, `.docx`): the model learns which heading belongs to which text. It is kept
 #   unless your documents' own questions show that it is worse; then the stock model stays, and one line says so.
 #
-# Some of your questions train the model, some choose the weights of the search, and some are for the test alone. A verdict says what
-# training adds to the search, and whether the search beats the strongest simple method: BM25, the stock model, both fused by rank, or a
-# linear classifier.
+# Some of your questions train the model, some choose the weights of the search, and some are for the test alone. A verdict says whether the search
+# beats the strongest simple method.
 #
 # {picture: nDCG@10 of the stock model, of BM25 and of the whole search}
 #
@@ -54,11 +50,10 @@
 # with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU twin is `lejepa_training.ipynb`.
 #
 # **The default data** are 2,048 medical questions with their answers (`mteb/medical_qa`, public domain by MTEB's metadata, from web
-# pages of the US National Institutes of Health). No account is needed. The hub cannot be reached from where this notebook is tested,
-# so this default was not run by us; the same cells were run with files and with `data_source="sample"`.
+# pages of the US National Institutes of Health). We ran these cells with other data.
 #
-# If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
-# still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
+# If you are disconnected, press **Run all** again: the run goes on, as long as its disk is there. Colab and Kaggle delete the disk with the runtime, so
+# set `keep_in` (in Colab: `drive`).
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers faiss-cpu bm25s charset-normalizer scipy scikit-learn wandb matplotlib
