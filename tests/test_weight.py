@@ -28,7 +28,7 @@ BUDGETS = {
     "reservoir": (5_200, 5_460),
     "lejepa": (4_900, 5_425),
     "legal": (4_900, 6_000),
-    "tuning": (3_400, 3_590),
+    "tuning": (3_400, 3_570),
     "graphmer": (13_500, 14_200),
     "helpers": (44_900, 49_700),
     "notebooks and tools": (11_000, 12_800),

@@ -13,7 +13,6 @@ from .parameters import TuningParameters
 from .sample import sample_rows
 
 SPLITS = ("train", "validation", "test")
-FEWEST = 3  # training rows of a label
 HUB = {"dair-ai/emotion": {"name": "split", "revision": "cab853a1dbdf4c42c2b3ef2173804746df8825fe"}}
 
 
@@ -73,10 +72,10 @@ def load_texts(params: TuningParameters) -> LabelledTexts:
     has_one_label = rows.label.groupby(key).transform("nunique") == 1
     distinct = rows[has_one_label & (key != "") & ~key.duplicated(keep="last")]
     frequency = distinct.label[distinct.split == "train"].value_counts()
-    labels = sorted(frequency.index[frequency >= FEWEST])
+    labels = sorted(frequency.index[frequency >= 3])
     if len(labels) < 2:
         raise ValueError(
-            f"{place.source}: of {len(frequency)} labels such as {[*frequency.index[:3]]} {len(labels)} have {FEWEST} training rows; give "
+            f"{place.source}: of {len(frequency)} labels such as {[*frequency.index[:3]]} {len(labels)} have 3 training rows; give "
             "two labels so many, put measured numbers into classes, or set label_column to another column"
         )
     usable = distinct[distinct.label.isin(labels)]

@@ -27,6 +27,7 @@ def write_stock(task: Task, settings: Settings, folder: Path) -> list[Path]:
         "num_train_epochs": task.examples * settings[EXAMPLES] / len(rows),
         "warmup_steps": WARM_UP,  # below 1: a share of all steps
         "weight_decay": WEIGHT_DECAY,
+        "use_cpu": task.runtime.kind == "cpu",  # else bf16 is refused there
         "save_strategy": "no",
         "use_cpu": task.runtime.kind == "cpu",  # else bf16 asks for a GPU
         "report_to": "none",

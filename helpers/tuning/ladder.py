@@ -34,7 +34,6 @@ from helpers.tuning.evaluation import Trial
 from helpers.tuning.training import BATCH, EXAMPLES, GROUPED, RATE, SAMPLING, Settings, Task, measure_window, run_trial
 
 FEWEST_PAIRS, MOST_PAIRS = 6, 9  # of windows: nine where one of them was slower
-WINDOW_STEPS = 24  # in batches of the start
 LEAST_STEPS = 30  # of the run with the largest batch: fewer would learn little
 CLIMB_SHARE = 1 / 3  # of tuning_minutes, for windows; the rest is for trials
 LOSS_MARGIN = 0.02  # of the reference's dev loss
@@ -141,9 +140,9 @@ def now() -> float:
 def climb(task: Task, seconds: float) -> list[Rung]:
     """The stock Trainer and every rung within `seconds`: the batch, the others at that batch, then the batch again."""
     deadline, devices = now() + seconds, task.runtime.device_count
-    examples = WINDOW_STEPS * task.start[BATCH] * devices
+    examples = 24 * task.start[BATCH] * devices  # of a window
 
-    def speed(settings: Settings):
+    def speed(settings: Settings) -> float:
         return measure_window(task, settings, examples)
 
     stock = speed(task.start)

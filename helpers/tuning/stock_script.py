@@ -30,7 +30,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     rows = load_dataset("csv", data_files=sys.argv[1])["train"].class_encode_column("label")
     labels = dict(enumerate(rows.features["label"].names))
-    rows = rows.map(lambda row: tokenizer(row["text"], truncation=True, max_length=length))
+    rows = rows.map(lambda row: tokenizer(row["text"] or "", truncation=True, max_length=length))
     rows = rows.train_test_split(0.1, seed=arguments.seed)
     model = AutoModelForSequenceClassification.from_pretrained(
         folder / "model", dtype="float32", id2label=labels, ignore_mismatched_sizes=True

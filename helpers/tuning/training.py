@@ -62,7 +62,7 @@ class Task:
     params: TuningParameters
     runtime: Runtime
 
-    @functools.cached_property
+    @property
     def start(self) -> Settings:
         """The stock Trainer: what `TrainingArguments()` and the libraries choose when they are told nothing, but for the rate.
 
@@ -196,7 +196,7 @@ class ClassifierTrainer(TrainerMixin, Trainer):
         self.task = task
         self.shares: list[float] = []
 
-    def on_log(self, *args, **kwargs) -> None:
+    def on_log(self, *args, **kwargs):
         """Reads a GPU's utilisation by torch's own call, as a share of 1."""
         with contextlib.suppress(Exception):  # no GPU; NVML's own errors: a slice of a board, an old driver
             self.shares.append(torch.cuda.utilization() / 100)
@@ -288,7 +288,7 @@ class WindowTrainer(ClassifierTrainer):
             self.training_seconds()  # reads the clock
             self.meter.counts.clear()
 
-    def _save_checkpoint(self, model, trial) -> None:
+    def _save_checkpoint(self, model, trial):
         """A window is not resumed."""
 
     def _shrink_micro_batch(self, error: Exception) -> None:
