@@ -123,12 +123,14 @@ class RunFolder:
         """
         module, built = method.shown()
         text = self.method.read_text(encoding="utf-8")
-        self.definition["method_file"] = digest = method.digest(text)
+        digest = method.digest(text)
+        self.definition.pop("method_file", None)
         self.path = self.claimed
         if digest != built:
             self.path = self.claimed.with_name(f"{self.claimed.name}-edited-{digest[:8]}")
             say(f"{self.method.name} was edited: this run trains your version, in a folder of its own, {self.path}")
         self._take()
+        self.note(method_file=digest)  # what trained in the folder before has none
         folder = self.path / "method"
         folder.mkdir(exist_ok=True)
         for source in method.room_of(module).glob("*.py"):  # a saved model may bring them along

@@ -29,7 +29,6 @@ def write_stock(task: Task, settings: Settings, folder: Path) -> list[Path]:
         "weight_decay": WEIGHT_DECAY,
         "use_cpu": task.runtime.kind == "cpu",  # else bf16 is refused there
         "save_strategy": "no",
-        "use_cpu": task.runtime.kind == "cpu",  # else bf16 asks for a GPU
         "report_to": "none",
         "max_length": task.params.max_length,  # of the tokeniser
     }
