@@ -131,9 +131,12 @@ def _encode_at_fixed_lengths(model: SentenceTransformer, texts: Sequence[str], p
         for name, value in features.items():
             if torch.is_tensor(value):
                 features[name] = xla.shard_batch(value.to(model.device))
-        embeddings.append(model(features)["sentence_embedding"])
+        embedded = model(features)["sentence_embedding"]
         xla.sync()
-    vectors = torch.cat([batch.cpu() for batch in embeddings]).numpy()
+        embeddings.append(
+            embedded.cpu()
+        )  # virtual devices of a CPU wait for each other for ever where several batches run
+    vectors = torch.cat(embeddings).numpy()
     return vectors[: len(order)][np.argsort(order)]
 
 
