@@ -9,62 +9,48 @@
 # %% [markdown] tags=["gpu"]
 # # Answers about your code, a search of it, and GraphMER-SE (GPU)
 #
-# Three things for one repository of Python, in this order:
+# Three things for one repository of Python:
 #
-# 1. **Who calls this, and what breaks if you change it**: answered from the sources, in seconds, without a model. pyrefly, a type
-#    checker, resolves the names.
-# 2. **A search in words** over functions, methods and classes: BM25, and a sentence encoder that is tuned on docstrings for two
-#    minutes. The model is saved as a SentenceTransformer.
-# 3. **GraphMER-SE**, an encoder that reads code together with its knowledge graph and learns to fill in what is masked of both. It is
-#    here to be studied and changed: its whole method is one cell. It is not part of the answers or of the search, because the type checker
-#    resolves what it would guess, and words alone find more.
+# 1. **Who calls this, and what breaks if you change it**: from the sources, in seconds. pyrefly, a type checker, resolves the names.
+# 2. **A search in words**: BM25, and a sentence encoder that is tuned on docstrings for two minutes.
+# 3. **GraphMER-SE**, an encoder that reads code together with its knowledge graph, to be studied and changed.
 #
 # {picture: Mean reciprocal rank of the search before and after its tuning, beside BM25 alone}
 #
-# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, with a small encoder.
-# **Run all** and wait. The TPU twin is `graphmer_se_tpu.ipynb`.
+# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one the CPU trains a smaller encoder. Press **Run all**.
 #
-# MiniLM, which the search starts from, is under Apache-2.0.
+# The search starts from MiniLM (Apache-2.0).
 #
-# If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
-# still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
+# If you are disconnected, press **Run all** again: the run goes on, as long as its disk is there. Colab and Kaggle delete the disk with the runtime, so
+# set `keep_in` (in Colab: `drive`).
 
 # %% [markdown] tags=["tpu"]
 # # Answers about your code, a search of it, and GraphMER-SE (TPU)
 #
-# Three things for one repository of Python, in this order:
+# Three things for one repository of Python:
 #
-# 1. **Who calls this, and what breaks if you change it**: answered from the sources, in seconds, without a model. pyrefly, a type
-#    checker, resolves the names.
-# 2. **A search in words** over functions, methods and classes: BM25, and a sentence encoder that is tuned on docstrings for two
-#    minutes. The model is saved as a SentenceTransformer.
-# 3. **GraphMER-SE**, an encoder that reads code together with its knowledge graph and learns to fill in what is masked of both. It is
-#    here to be studied and changed: its whole method is one cell. It is not part of the answers or of the search, because the type checker
-#    resolves what it would guess, and words alone find more.
+# 1. **Who calls this, and what breaks if you change it**: from the sources, in seconds. pyrefly, a type checker, resolves the names.
+# 2. **A search in words**: BM25, and a sentence encoder that is tuned on docstrings for two minutes.
+# 3. **GraphMER-SE**, an encoder that reads code together with its knowledge graph, to be studied and changed.
 #
 # {picture: Mean reciprocal rank of the search before and after its tuning, beside BM25 alone}
 #
-# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips). Without one it goes
-# on with the GPU or the CPU. The first steps take long: XLA compiles them, once for each length of the curriculum. The GPU twin is
-# `graphmer_se.ipynb`.
+# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*), else the GPU or the CPU. Press **Run all**.
+# XLA compiles the first steps, once for each length of the curriculum.
 #
-# MiniLM, which the search starts from, is under Apache-2.0.
+# The search starts from MiniLM (Apache-2.0).
 #
-# If you are disconnected, press **Run all** again: the run goes on where it stopped and ends with the same weights, as long as its disk is
-# still there. Colab and Kaggle delete the disk with the runtime, so name a second place in `keep_in` (in Colab: `drive`).
+# If you are disconnected, press **Run all** again: the run goes on, as long as its disk is there. Colab and Kaggle delete the disk with the runtime, so
+# set `keep_in` (in Colab: `drive`).
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers bm25s charset-normalizer scipy scikit-learn pyrefly protobuf wandb matplotlib
 
 # %% [markdown]
-# ## Parameters
+# ## Your settings
 #
-# `data_source` is a folder of Python sources and notebooks, or `"sample"`: this Python's standard library.
-# `query` is the name of a function, class or module whose users you want to see, `question` is a search in words. `max_steps`, `batch_size` and
-# `learning_rate` are those of the encoder at the end, `search_steps` is that of the search. `config` is a YAML file or a profile of
-# the encoder (`published` is that of the GraphMER-SE project); `changes` sets single keys of it,
-# `"model.num_layers=6; optimizer.lr=1e-4"`. 0 = choose for me. Every parameter and every key of the configuration is
-# checked before anything slow starts. {own data}
+# `data_source` is a folder of Python sources and notebooks, or `"sample"`: this Python's standard library. {own data} `query` is a name whose users you
+# want to see, `question` a search in words. 0 = choose for me. Every setting is checked before anything slow starts.
 
 # %% tags=["parameters"]
 # parameters: helpers.graphmer.parameters.GraphParameters
@@ -92,12 +78,9 @@ print(machine, f"output: {run.path}", sep="\n")
 # %% [markdown]
 # ## Who calls it, what it calls, what breaks if you change it
 #
-# This needs no model and no training, and takes seconds even for a large repository. *Called by* is every use, with its kind: a call, a
-# decorator, a base class, an annotation, a value that is passed on. **resolved**: the type checker says that the line means this.
-# **overridden**: it says that the line means a method that this one overrides. **one of**: the name has several definitions, in branches.
-# **inferred**: nothing else in the repository has this name, which is of several words. **open**: the name stands there, and nothing tells
-# what is meant; look at these lines yourself. *Impact* is all that a change can reach; a row with 0 steps is a use that it does not follow.
-# Without a `query` the cell shows the function that has most callers.
+# **resolved**: the type checker says that the line means this. **overridden**: it means a method that this one overrides. **one of**: the name has
+# several definitions, in branches. **inferred**: nothing else has this long name. **open**: nothing tells what is meant; look at the line yourself.
+# *Impact* is all that a change can reach. Without a `query` the cell shows the function that has most callers.
 
 # %%
 from collections import Counter
@@ -131,10 +114,8 @@ if index.failed:
 # %% [markdown]
 # ## A search in words, tuned
 #
-# A pair is the first sentence of a docstring and the definition without that docstring: of your repository, of the standard library
-# and of installed packages. All pairs of a batch are of one package, so that the other answers of the batch, which the loss takes for
-# wrong ones, are functions that a search has to tell apart. Two packages are held out to choose (dev) and four to test. The trainer is
-# that of sentence-transformers with its `MultipleNegativesRankingLoss`; only the upper half of the layers learns.
+# A pair is the first sentence of a docstring and the definition without it: of your repository, the standard library and installed packages. All pairs
+# of a batch are of one package, so that the loss has to tell similar functions apart. Two packages choose (dev), four are for the test.
 
 # %%
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -171,11 +152,10 @@ say_changed(params, globals())
 _ = search_trainer.train(resume_from_checkpoint=params.resume)
 
 # %% [markdown]
-# ## Verdict on the search
+# ## Is the search any good?
 #
-# The first sentence of a docstring has to find its definition, in four packages that were used for nothing else. *Fused* means combined
-# with BM25; the encoder before tuning gets the same help. The search that is saved is the best one on the dev packages: BM25 alone, or BM25
-# fused with the encoder before or after tuning.
+# The first sentence of a docstring has to find its definition, in the four test packages. *Fused* means combined with BM25; the encoder before its
+# tuning gets the same help. The search that does best on dev is kept.
 
 # %%
 import matplotlib.pyplot as plt
@@ -216,13 +196,14 @@ for line in search_trainer.unfinished():
 tables.show(search_verdict, "verdict, of one training: differences of the mean reciprocal rank")
 
 # %% [markdown]
-# ## Save the search
+# ## Save it, and ask in words
 #
-# The folder loads with `SentenceTransformer(folder)` wherever sentence-transformers is installed. Where BM25 alone is
-# better on the dev packages, no model is saved, and the search is BM25.
+# The folder loads with `SentenceTransformer(folder)`. Where BM25 alone does best on dev, no model is saved, and the search is BM25.
 
 # %%
 import os
+
+from helpers.graphmer.search import search
 
 search_model = run.path / "search_model"
 if chosen == "BM25":
@@ -241,12 +222,6 @@ results_file = run.results(
 )
 print(results_file)
 
-# %% [markdown]
-# ## Ask in words
-
-# %%
-from helpers.graphmer.search import search
-
 hits = search(index, params.question, model=search_model)
 if hits:
     tables.show([hit._asdict() for hit in hits], params.question)
@@ -256,30 +231,28 @@ else:
 # %% [markdown]
 # ## The encoder: its method, in one file
 #
-# The answers and the search are done; the rest of this notebook trains the encoder of the GraphMER-SE project as it is configured. It is
-# here for its method, to be read and changed. It is not a tool: after minutes of training BM25 over names still ranks the right tail of a
-# held-out triple higher than the encoder does. The table below the training has both rows, `words` and `trained`.
+# The answers and the search are done; they do without this encoder. After minutes of training it is no tool: words alone still rank the right end of
+# a held-out triple higher.
 #
-# Tokens of code in a row are the roots. A triple of the graph, such as *`dumps` calls `JSONEncoder.encode`*, hangs as a leaf where its
-# head is named. Relation and head flow into the leaf (H-GAT), attention falls with the distance in this chain, and the model learns to
-# fill in masked identifiers and masked leaves. **Change a line below and run all cells again: your version is what trains**, in a
-# folder of its own.
+# Tokens of code in a row are the roots. A triple of the graph, such as *`dumps` calls `JSONEncoder.encode`*, hangs as a leaf where its head is named.
+# Relation and head flow into the leaf (H-GAT), attention falls with the distance in this chain, and the model learns to fill in what is masked. **Change
+# a line below and run all cells again: your version is what trains**, in a folder of its own.
 
 # %% tags=["method"]
 # method: helpers/graphmer/encoder.py
 
 # %% [markdown]
-# ## Its data: leafy chains
+# ## Its data and its plan
 #
-# Whole packages are held out; where there are too few packages, modules or definitions are. No pair of entities is on both sides. The
-# validation triples choose the checkpoint, the test triples are not used for any choice. What is left open is never trained on.
-# Below is one sequence: the beginning of its code, and the triples that hang there.
+# Whole packages are held out; where there are too few, modules or definitions are. The validation triples choose the checkpoint. Below is one
+# sequence: the beginning of its code, and the triples that hang there. The plan says what will run, and why.
 
 # %%
 run.use_method()
+from helpers.graphmer import evaluation
 from helpers.graphmer.chains import IGNORED
 from helpers.graphmer.configuration import to_yaml
-from helpers.graphmer.training import load_corpus
+from helpers.graphmer.training import load_corpus, make_plan, new_model
 
 (run.path / "configuration.yaml").write_text(to_yaml(configuration), encoding="utf-8")
 corpus = load_corpus(graph, configuration)
@@ -300,17 +273,6 @@ for leaf in range(int((example["leaf_segments"] > 0).sum())):
     )
 tables.show(leaves[:8])
 
-# %% [markdown]
-# ## Its plan, and what costs nothing
-#
-# The plan says what will run and why, and the memory that it needs at least. For each held-out triple the right tail has to be found among
-# all entities that the relation admits. **Words**: BM25 of the tails' names with the head's source as the question. (The type checker, which
-# made these triples from the sources, answers all of them.)
-
-# %%
-from helpers.graphmer import evaluation
-from helpers.graphmer.training import make_plan, new_model
-
 model = new_model(configuration, corpus)
 plan = make_plan(configuration, model, corpus, machine)
 tables.show(plan.rows(), f"{model.num_parameters():,} weights; terms of the loss: {', '.join(model.config.weights())}")
@@ -321,8 +283,8 @@ link_ranks = {"words": words}
 # %% [markdown]
 # ## Train the encoder
 #
-# The trainer is that of transformers, and `trainer.state.log_history` has every term of the loss. Below is what the training added on the
-# held-out triples. **Untrained** is the encoder before its first step. The model is saved, and `AutoModel` reads its encoder again.
+# For each held-out triple the right tail has to be found among all entities that the relation admits: by **words** (BM25 of the tails' names, with the
+# head's source as the question), by the **untrained** encoder and by the **trained** one.
 
 # %%
 from transformers import AutoModel
@@ -345,10 +307,6 @@ corpus.tokenizer.save_pretrained(run.path / "model")
 loaded = AutoModel.from_pretrained(run.path / "model")  # by the class above: no code of the folder is run
 print(f"{loaded.num_parameters():,} weights of the encoder were read again")
 
-# %% [markdown]
-# ## Verdict
-
-# %%
 by_row = {row["row"]: row["trained above it (95 %)"] for row in links}
 link_verdict = [
     {"what": "the encoder's training, over its untrained start", "MRR": by_row["untrained"]},
@@ -373,11 +331,8 @@ print(results_file)
 # %% [markdown]
 # ## Next steps
 #
-# - **Your own code**: `data_source="my/repository"`. Installed packages are not read. The search leaves tests out.
-# - **From the shell**, without a notebook, in the folder of the repository: `python -m helpers.graphmer ask function_name` (with `--json`
-#   for a coding agent) and `python -m helpers.graphmer search "reads a configuration" --model outputs/graphmer_se/search_model`.
-# - **Another encoder**: change its cell, or `changes="model.num_layers=6"`; `config="published"` trains every part of the published
-#   configuration. `configuration.yaml` in the folder of the run has every key.
-# - **Many runs**: `python -m helpers.batch notebooks/graphmer_se.ipynb --output-dir runs config=rtx3050 max_steps=10000`.
-# - **Out of memory**: the run halves its micro-batch by itself. A configuration of your own says its micro-batch in
-#   `training_data.micro_batch_size` and `run.gradient_accumulation_steps`; `checkpointing.activation_checkpointing=true` saves most.
+# - **From the shell**, in the folder of the repository: `python -m helpers.graphmer ask function_name` (`--json` for a coding agent), and
+#   `python -m helpers.graphmer search "reads a configuration" --model outputs/graphmer_se/search_model`.
+# - **Another encoder**: change its cell, or `changes="model.num_layers=6"`; `config="published"` trains all parts of the published configuration;
+#   `configuration.yaml` in the run's folder has every key.
+# - **Out of memory**: the run halves its micro-batch by itself; `checkpointing.activation_checkpointing=true` in `changes` saves most.

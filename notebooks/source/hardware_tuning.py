@@ -37,18 +37,13 @@
 # requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers charset-normalizer scipy scikit-learn wandb nvidia-ml-py matplotlib
 
 # %% [markdown]
-# ## Parameters
+# ## Your settings
 #
-# {own data} The sample needs no network. 0 = choose for me. The verdict comes within `tuning_minutes`. Never paste API keys here: put `HF_TOKEN` or
-# `WANDB_API_KEY` into the runtime's secrets.
+# {own data} The sample needs no network. 0 = choose for me. The verdict comes within `tuning_minutes`. Every setting is checked before anything is
+# downloaded. Never paste API keys here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.tuning.parameters.TuningParameters
-
-# %% [markdown]
-# ## Check the parameters and the machine
-#
-# Every parameter is checked before anything is downloaded, and the machine is reported with the reason for each choice.
 
 # %%
 import time
@@ -163,10 +158,7 @@ for place, rung in enumerate(timed):
 axes.set_yticks(range(len(timed)), [rung.name for rung in timed])
 axes.invert_yaxis()
 axes.axvline(1, color="0.4", linestyle="--")
-axes.set(
-    title=f"What is faster on {machine.device_name} (dark: kept)",
-    xlabel="examples a second, times those before the change",
-)
+axes.set(title=f"What is faster on {machine.device_name} (dark: kept)", xlabel="examples a second, times those before")
 (run.path / "figures").mkdir(exist_ok=True)
 figure.savefig(run.path / "figures" / "optimisations.png", dpi=120)
 
@@ -196,13 +188,15 @@ print(f"{raced.outcome}: {raced.detail}")
 print(f"settings that are used: {settings}")
 
 # %% [markdown]
-# ## Train with what was kept
+# ## Train with what was kept, and the verdict
 #
-# Where the runs above were whole, this is one of them. The weights with the least loss on the dev texts are kept. If a GPU waits, the last line says
-# what to change.
+# Where the runs above were whole, this is one of them. The weights with the least loss on the dev texts are kept. The verdict is the time to the quality
+# of the stock batch at its best rate, and F1 on the test texts, which were not used for tuning.
 
 # %%
+from helpers.tuning.evaluation import f1_difference
 from helpers.tuning.training import ClassifierTrainer, folder_of
+from helpers.tuning.training import trained as trained_trial
 
 trainer = ClassifierTrainer(task, settings, folder_of(settings, run.path, task.examples), task.examples)
 say_changed(params, globals())
@@ -210,15 +204,6 @@ trainer.train(resume_from_checkpoint=params.resume)
 measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
 print(trainer.advice())
-
-# %% [markdown]
-# ## The verdict
-#
-# Time to the quality of the stock batch at its best rate, and F1 on the test texts, which were not used for tuning.
-
-# %%
-from helpers.tuning.evaluation import f1_difference
-from helpers.tuning.training import trained as trained_trial
 
 
 def predict(trainer):

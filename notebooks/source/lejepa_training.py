@@ -9,23 +9,22 @@
 # %% [markdown] tags=["gpu"]
 # # A search over your own documents, with LeJEPA (GPU)
 #
-# At the end you have a **search** in a folder that works without this notebook, and an **embedding model** that was trained on your texts
-# with LeJEPA. The search combines the meaning of a question with its words, in any script. It does one of two jobs:
+# You leave with a **search** in a folder that works without this notebook, and an **embedding model** that was trained on your texts with LeJEPA. The
+# search combines the meaning of a question with its words, in any script. It takes one of two things:
 #
-# - **Past questions with their answers** (a help desk, an FAQ, a file of tickets): give a `.csv` or `.jsonl` with the columns `question` and
-#   `answer`. Past questions are searched beside their answers, and the model learns from them.
-# - **A folder of documents** (`.md`, `.txt`, `.rst`, `.html`, `.pdf`, `.docx`): the model learns which heading belongs to which text. It is kept
-#   unless your documents' own questions show that it is worse; then the stock model stays, and one line says so.
+# - **Past questions with their answers** (a help desk, an FAQ, tickets): a `.csv` or `.jsonl` with the columns `question` and `answer`. The model learns
+#   from them, and the search finds them, too.
+# - **A folder of documents** (`.md`, `.txt`, `.rst`, `.html`, `.pdf`, `.docx`): the model learns which heading belongs to which text.
 #
-# Some of your questions train the model, some choose the weights of the search, and some are for the test alone. A verdict says whether the search
-# beats the strongest simple method.
+# Some questions are for the test alone: a verdict says whether the search beats the strongest simple method. Where training makes it worse, the stock
+# model stays.
 #
 # {picture: nDCG@10 of the stock model, of BM25 and of the whole search}
 #
-# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU.
+# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*), or the CPU. Press **Run all**.
 #
-# **The default data** are 2,048 medical questions with their answers (`mteb/medical_qa`, public domain by MTEB's metadata, from web
-# pages of the US National Institutes of Health). We ran these cells with other data.
+# **The default data** are 2,048 medical questions with their answers (`mteb/medical_qa`, public domain by MTEB's metadata). We ran these cells with other
+# data.
 #
 # If you are disconnected, press **Run all** again: the run goes on, as long as its disk is there. Colab and Kaggle delete the disk with the runtime, so
 # set `keep_in` (in Colab: `drive`).
@@ -33,24 +32,23 @@
 # %% [markdown] tags=["tpu"]
 # # A search over your own documents, with LeJEPA (TPU)
 #
-# At the end you have a **search** in a folder that works without this notebook, and an **embedding model** that was trained on your texts
-# with LeJEPA. The search combines the meaning of a question with its words, in any script. It does one of two jobs:
+# You leave with a **search** in a folder that works without this notebook, and an **embedding model** that was trained on your texts with LeJEPA. The
+# search combines the meaning of a question with its words, in any script. It takes one of two things:
 #
-# - **Past questions with their answers** (a help desk, an FAQ, a file of tickets): give a `.csv` or `.jsonl` with the columns `question` and
-#   `answer`. Past questions are searched beside their answers, and the model learns from them.
-# - **A folder of documents** (`.md`, `.txt`, `.rst`, `.html`, `.pdf`, `.docx`): the model learns which heading belongs to which text. It is kept
-#   unless your documents' own questions show that it is worse; then the stock model stays, and one line says so.
+# - **Past questions with their answers** (a help desk, an FAQ, tickets): a `.csv` or `.jsonl` with the columns `question` and `answer`. The model learns
+#   from them, and the search finds them, too.
+# - **A folder of documents** (`.md`, `.txt`, `.rst`, `.html`, `.pdf`, `.docx`): the model learns which heading belongs to which text.
 #
-# Some of your questions train the model, some choose the weights of the search, and some are for the test alone. A verdict says whether the search
-# beats the strongest simple method.
+# Some questions are for the test alone: a verdict says whether the search beats the strongest simple method. Where training makes it worse, the stock
+# model stays.
 #
 # {picture: nDCG@10 of the stock model, of BM25 and of the whole search}
 #
-# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips). Without one it goes on
-# with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU twin is `lejepa_training.ipynb`.
+# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips), else the GPU or the CPU. Press
+# **Run all**. XLA compiles the first steps, which takes long.
 #
-# **The default data** are 2,048 medical questions with their answers (`mteb/medical_qa`, public domain by MTEB's metadata, from web
-# pages of the US National Institutes of Health). We ran these cells with other data.
+# **The default data** are 2,048 medical questions with their answers (`mteb/medical_qa`, public domain by MTEB's metadata). We ran these cells with other
+# data.
 #
 # If you are disconnected, press **Run all** again: the run goes on, as long as its disk is there. Colab and Kaggle delete the disk with the runtime, so
 # set `keep_in` (in Colab: `drive`).
@@ -61,9 +59,9 @@
 # %% [markdown]
 # ## Your settings
 #
-# {own data} It may be a folder of documents, one document, or a `.csv`, `.tsv`, `.jsonl` or `.parquet` with a question and an answer in each row
-# (`question` and `answer`, or `anchor` and `positive`), a `text` and its `category`, or a `text` alone. A folder may hold both documents and
-# such files. 0 = choose for me. Every setting is checked before anything is downloaded. Never paste API keys here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# {own data} A table (`.csv`, `.tsv`, `.jsonl`, `.parquet`) has `question` and `answer` (or `anchor` and `positive`), `text` and `category`, or `text` alone. A
+# folder may hold documents and tables. 0 = choose for me. Every setting is checked before anything is downloaded. Never paste API keys here: put
+# `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.lejepa.parameters.EmbeddingParameters
@@ -87,9 +85,8 @@ print(f"output     {run.path}")
 # %% [markdown]
 # ## Data
 #
-# The stock model is loaded first, because its tokenizer decides where a document is divided: no passage has more tokens than the model
-# reads, so nothing is cut off. All passages can be found. The questions are divided into training, dev (they choose the settings of the search)
-# and test; a table says how many there are of each. Files that could not be read are listed with the reason.
+# Documents are divided into passages of at most as many tokens as the model reads, so nothing is cut off. The questions are divided into training, dev
+# (they choose the settings of the search) and test. Files that could not be read are listed with the reason.
 
 # %%
 from helpers.lejepa import data, sample
@@ -114,13 +111,13 @@ print(collection.passages[0].text[:400])
 # %% [markdown]
 # ## The method, in one file
 #
-# Two views of a text should have the same embedding. A model that gives all texts one embedding would do that, too. **SIGReg** prevents
-# this: in many random directions, the embeddings of a batch must look like draws from an isotropic Gaussian. A third, contrastive term
-# pulls a view closer to its own text than to the other texts.
+# Two views of a text should have the same embedding. A model that gives all texts one embedding would do that, too. **SIGReg** prevents this: in many random
+# directions, the embeddings of a batch must look like draws from an isotropic Gaussian. A third, contrastive term pulls a view closer to its own text than
+# to the others.
 #
 # $$\mathcal{L} = (1 - w)\,\mathrm{invariance} + w\,\mathrm{SIGReg} + c\,\mathrm{contrastive}$$
 #
-# Change a line below and run all cells again: your version is what trains, in a folder of its own.
+# **Change a line below and run all cells again: your version is what trains**, in a folder of its own.
 
 # %% tags=["method"]
 # method: helpers/lejepa/loss.py
@@ -148,10 +145,9 @@ print(f"SIGReg of a batch where all texts have one embedding {sigreg(torch.zeros
 # %% [markdown]
 # ## What costs nothing
 #
-# The stock model embeds all passages and past questions once. A search can use the **meaning** alone (cosines), **BM25** alone (it
-# counts words), or both with weights, which the dev questions choose. Without dev questions the weight depends on whether the stock model
-# knows the language. Two more rivals have no weights: both fused **by rank**, and, where answers have several past questions, a **linear
-# classifier** on the frozen embeddings, which trains in seconds.
+# The stock model embeds everything once. A search can use the **meaning** alone (cosines), **BM25** alone (it counts words), or both with weights that
+# the dev questions choose. Two more rivals have no weights: both fused **by rank**, and, where answers have several past questions, a **linear classifier**
+# on the frozen embeddings.
 
 # %%
 import numpy as np
@@ -198,16 +194,16 @@ if dev in measured:
     tables.show(rows, f"{base_model}: nDCG@10 on {len(dev.asked)} dev {collection.kind}")
 
 # %% [markdown]
-# ## Model and plan
+# ## Plan, and training
 #
-# LeJEPA starts from the stock model and puts a linear head behind it, which begins as the principal axes of the embeddings. So at the start
-# both rank alike, as far as `output_dim` allows. The table says what will run and why, and the memory that it needs at least.
+# LeJEPA starts from the stock model and puts a linear head behind it, which begins as the principal axes of the embeddings: at the start both rank alike.
+# The plan says what will run, and why. No answer is twice in a batch, since it would be its own negative.
 
 # %%
 import dataclasses
 
 from helpers.lejepa.model import GaussianEmbeddingGemma, principal_head
-from helpers.lejepa.training import fit_lengths, make_plan
+from helpers.lejepa.training import fit_lengths, make_plan, new_trainer, pairs
 
 weight_KD = principal_head(stock_NK, params.output_dim)
 model = GaussianEmbeddingGemma(backbone, weight_KD)
@@ -219,17 +215,6 @@ chosen = {"batch_size": params.batch_size, "learning_rate": params.learning_rate
 plan = make_plan(loss, collection.training, spans, lengths, machine, **chosen)
 machine = dataclasses.replace(machine, precision=plan.precision)
 tables.show(plan.rows())
-
-# %% [markdown]
-# ## Train
-#
-# The rows are plain pairs of texts. No answer is twice in a batch, since it would be its own negative. `trainer.state.log_history` has
-# each term of the loss, with its weight, where a batch fits into memory at once and the device is no TPU.
-# The last table shows what the run cost, measured: `mfu` is the share of the named datasheet peak that was used. On a TPU
-# `compiles` stays below twenty, however many steps there are: more means that shapes change.
-
-# %%
-from helpers.lejepa.training import new_trainer, pairs
 
 rows = pairs(collection.training, views, plan.max_steps, plan.batch_size, params.seed)
 tables.show([{"column": name, "text": text[:300]} for name, text in rows[0].items()], "The views of one text")
@@ -243,9 +228,8 @@ tables.show(trainer.meter.rows(cost["train"], cost.get("xla")))
 # %% [markdown]
 # ## Is it any good?
 #
-# The verdict has two rows: what training adds, where the stock model and the trained model have the same helper (BM25, with weights of
-# their own), and the search that is kept over the strongest simple method. The test questions were not used for any choice. The
-# intervals are over these questions and of this one training: another seed gives another model.
+# The verdict says what training adds, where the stock and the trained model have the same help of BM25, and what the search that is kept adds to the
+# strongest simple method. The test questions chose nothing. The intervals are over these questions, and of this one training.
 
 # %%
 import pandas
@@ -276,8 +260,8 @@ print(f"kept: {choice.model}, searched by {choice.mixes[choice.model]} ({choice.
 # %% [markdown]
 # ## Save
 #
-# `model/` is the model that LeJEPA trained. `search/` contains everything that the search needs: its model, a FAISS index, a BM25 index, the
-# passages, the weights and `search.py`, which works without this package. All past questions are in it, also those of dev and test.
+# `model/` is the model that LeJEPA trained. `search/` has all that the search needs: its model, a FAISS index, a BM25 index, the passages, the weights and
+# `search.py`, which works without this package. All past questions are in it.
 
 # %%
 from sentence_transformers import SentenceTransformer
@@ -315,11 +299,6 @@ results_file = run.results(
 )
 print(results_file)
 
-# %% [markdown]
-# ## Search your documents
-#
-# Type a question and run the cell.
-
 # %%
 # @title Search {display-mode: "form"}
 question = ""  # @param {type:"string"}
@@ -330,11 +309,8 @@ tables.show([{"score": score, "document": name, "passage": text[:300]} for score
 # %% [markdown]
 # ## Next steps
 #
-# - **Take the search with you**: download `search/`, and run `python search.py` in it. It starts once and then answers a question a line;
-#   `python search.py "a question"` answers one.
-# - **New, changed or removed documents**: set `output_dir` to a new folder, and run all cells again.
-# - **Take the model with you**: `SentenceTransformer("<output_dir>/model")`; its dimensions are sorted, so `truncate_dim=128` keeps the
-#   most important ones.
-# - **Collect past questions**: give a `.csv` with `question` and `answer`, in the folder of your documents or by itself. The search improves
-#   with them, whether or not training helps.
+# - **Take the search with you**: download `search/`, and run `python search.py`: it answers a question a line.
+# - **New or changed documents**: set `output_dir` to a new folder, and run all cells again.
+# - **Take the model with you**: `SentenceTransformer("<output_dir>/model")`; its dimensions are sorted, so `truncate_dim=128` keeps the most important.
+# - **Collect past questions**, in the folder of your documents or by themselves: the search improves with them, whether or not training helps.
 # - **Another method**: change `views` or the weights of the loss in the method's cell.

@@ -136,6 +136,8 @@ print(f"{model.num_parameters():,} weights are trained, {frozen:,} stay as they 
 chosen = {"batch_size": params.batch_size, "learning_rate": params.learning_rate, "max_steps": params.max_steps}
 plan = make_plan(model, len(train), machine, **chosen)
 tables.show(plan.rows())
+
+# %%
 READ_DEV = 12_000  # tokens of dev that choose the best checkpoint
 drawn = {"multiple_of": plan.batch_size, "seed": params.seed}
 trainer = LanguageModelTrainer(
