@@ -5,11 +5,9 @@ python -m tests.graph_run OUTPUT_DIR '{"kind": "xla", "data": "folder", "changes
 
 from tests import driver
 
-DEFAULTS = {
-    "kind": "cpu",  # or "xla"
+DEFAULTS = driver.DEFAULTS | {
     "data": None,  # folder of sources
     "changes": {},  # keys of the configuration
-    "kill_step": None,  # kill -9 inside this step, before the optimizer
 }
 SMALL = {
     "run.seed": 3,
@@ -62,15 +60,13 @@ def trainer_of(machine, folder: str, data: str, changes: dict, **plan_changes):
 
 
 def main(output_dir: str, options: dict) -> dict:
-    machine = driver.detect(options["kind"], precision="fp32")
-    import torch
+    machine = driver.detect(options)
 
-    torch.set_num_threads(1)
     share = {"training_data.micro_batch_size": SMALL["training_data.micro_batch_size"] // machine.device_count}
     trainer = trainer_of(machine, output_dir, options["data"], share | options["changes"])  # as many sequences a step
     shapes = []
 
-    watch = driver.watch(trainer, options["kill_step"])
+    watch = driver.watch(trainer, options)
     compute_loss = trainer.compute_loss
 
     def watched(model, inputs, *args, **kwargs):

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from tests import driver
 
-DEFAULTS = {
-    "kind": "cpu",  # or "xla"
-    "precision": "fp32",
+DEFAULTS = driver.DEFAULTS | {
     "method": "lora",  # "qlora" or "full"
     "rank": 4,  # of the adapter
     "dropout": 0.05,
@@ -24,7 +22,6 @@ DEFAULTS = {
     "warmup_fraction": 0.05,
     "alphabet": [3, 60],  # tokens of the training rows
     "eval_alphabet": [3, 60],
-    "kill_step": None,  # kill -9 inside this step
 }
 LENGTH = 64
 
@@ -58,8 +55,9 @@ def trainer_of(machine, folder: Path, options: dict, **changes):
     settings |= {
         "warmup_steps": round(options["steps"] * options["warmup_fraction"]),
         "gradient_checkpointing": options["checkpointing"],
-        "optimizer": "paged_adamw_8bit" if options["method"] == "qlora" else "adamw_torch",
     }
+    if options["method"] == "qlora":
+        settings["optimizer"] = "paged_adamw_8bit"
     planned = plan_by_hand(machine, length=LENGTH, **settings | changes)
     logged = params.logged() | {"seed": 5, "logging_steps": options["logging_steps"]}
     arguments = sft_config(planned, machine, folder, length=LENGTH, **logged)
@@ -69,14 +67,12 @@ def trainer_of(machine, folder: Path, options: dict, **changes):
 
 
 def main(output_dir: str, options: dict) -> dict:
-    machine = driver.detect(options["kind"], precision=options["precision"])
-    import torch
+    machine = driver.detect(options)
     from datasets import Dataset
 
-    torch.set_num_threads(1)
     trainer = trainer_of(machine, Path(output_dir), options)
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
-    watched = driver.watch(trainer, options["kill_step"])
+    watched = driver.watch(trainer, options)
     held_out = Dataset.from_list(rows(13, LENGTH, seed=2))
     trainer.train(resume_from_checkpoint=True)
     moved = {

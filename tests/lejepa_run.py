@@ -8,9 +8,7 @@ from pathlib import Path
 
 from tests import driver
 
-DEFAULTS = {
-    "kind": "cpu",  # or "xla"
-    "precision": "fp32",
+DEFAULTS = driver.DEFAULTS | {
     "steps": 12,
     "batch_size": 8,
     "accumulation": 1,  # parts of a batch
@@ -20,7 +18,6 @@ DEFAULTS = {
     "logging_steps": 1,
     "save_steps": 4,
     "loss": "lejepa",  # or "ranking", the stock one
-    "kill_step": None,  # kill -9 inside this step, before the optimizer
     "fits": 0,  # texts that can be embedded together in training; 0: any number
 }
 WORDS = "the a cat dog house river tree stone walks sees under over old new red blue quick slow with and".split()  # noqa: SIM905
@@ -85,10 +82,9 @@ def trainer_of(machine, folder: Path, options: dict, **changes):
 
 
 def main(output_dir: str, options: dict) -> dict:
-    machine = driver.detect(options["kind"], precision=options["precision"])
+    machine = driver.detect(options)
     import torch
 
-    torch.set_num_threads(1)
     trainer = trainer_of(machine, Path(output_dir), options)
     seen = {"sharding": {}, "shapes": set(), "texts": []}
 
@@ -106,7 +102,7 @@ def main(output_dir: str, options: dict) -> dict:
         return step(model, inputs, num_items_in_batch)
 
     trainer.training_step = watched
-    watch = driver.watch(trainer, options["kill_step"])
+    watch = driver.watch(trainer, options)
     trainer.train()
     return {
         **trainer.results(),

@@ -14,9 +14,7 @@ from tests import colab, driver
 from tests.killing import kill_at
 from tests.models import tiny
 
-DEFAULTS = {
-    "kind": "cpu",  # or "xla"
-    "precision": "fp32",
+DEFAULTS = driver.DEFAULTS | {
     "model": "reservoir",  # or "llama"
     "dropout": 0.1,
     "checkpointing": False,
@@ -30,16 +28,13 @@ DEFAULTS = {
     "width": 64,
     "learning_rate": 3e-3,
     "batch_size": 8,
-    "kill_step": None,  # kill -9 inside this step
     "kill_write": None,  # kill -9 at this file operation inside a checkpoint write
     "signals": [],  # (step, name of a signal that comes at its end)
     "max_hours": 0.0,
     "nan_step": None,  # the data of this step make the loss infinite
     "nan_gradient_step": None,
-    "overflows": [],  # steps whose gradients are infinite
     "scale": 0.0,  # of a real GradScaler on the CPU, as for fp16 on a GPU
     "eval_strategy": "steps",
-    "card": "",  # of CUDA, in whose place the CPU stands
     "keep_in": "",  # the run has a RunFolder with this second place
     "drive": "",  # folder of the Google Drive of a Colab runtime (tests/colab.py), of which this is a process
     "report_to": "none",
@@ -75,13 +70,9 @@ def build_model(options):
 
 
 def main(output_dir: str, options: dict) -> dict:
-    if options["card"]:
-        from tests.machine.cuda_stand_in import pretend
-
-        pretend(options["card"])
     if options["drive"]:
         colab.pretend(Path(options["drive"]))
-    machine = driver.detect(options["kind"], precision=options["precision"])
+    machine = driver.detect(options)
     import torch
     import transformers
 
@@ -96,7 +87,6 @@ def main(output_dir: str, options: dict) -> dict:
     if options["keep_in"]:
         run = RunFolder.claim("training_run", Parameters(output_dir=output_dir, keep_in=options["keep_in"]))
         run.note(data="blocks")
-    torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randint(1, 200, (options["blocks"] + 16, 16), generator=generator)
     blocks[:, 1::2] = blocks[:, :1]  # something to learn
@@ -131,10 +121,8 @@ def main(output_dir: str, options: dict) -> dict:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (options["file_limit"], resource.RLIM_INFINITY))
 
         def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-            step = state.global_step + 1
-            if step in [options["nan_gradient_step"], *options["overflows"]]:
-                bad = "inf" if step in options["overflows"] else "nan"
-                next(p for p in model.parameters() if p.grad is not None).grad.fill_(float(bad))
+            if options["nan_gradient_step"] == state.global_step + 1:
+                next(p for p in model.parameters() if p.grad is not None).grad.fill_(float("nan"))
 
         def on_prediction_step(self, args, state, control, **kwargs):
             if options["hold_when"] == "evaluation" and state.global_step == 8:
@@ -178,7 +166,7 @@ def main(output_dir: str, options: dict) -> dict:
         max_hours=options["max_hours"],
         callbacks=[Interrupt()],
     )
-    watched = driver.watch(trainer, options["kill_step"])
+    watched = driver.watch(trainer, options)
     if options["hold_when"] == "saving":
         sys.addaudithook(opened)
     if options["kill_write"]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests import driver
 
-DEFAULTS = {
-    "kind": "cpu",  # or "xla"
+DEFAULTS = driver.DEFAULTS | {
+    "precision": "auto",
     "settings": {},  # beside those of the start
     "steps": 6,
     "stop_after": 0,  # end the process's run after so many steps, with a checkpoint; 0: at the end
@@ -74,11 +74,9 @@ def digest(model) -> str:
 
 
 def main(output_dir: str, options: dict) -> dict:
-    runtime = driver.detect(options["kind"])
-    import torch
+    runtime = driver.detect(options)
     import transformers
 
-    torch.set_num_threads(1)
     trainer = trainer_of(runtime, output_dir, options["settings"], steps=options["steps"])
 
     class Stop(transformers.TrainerCallback):
@@ -87,7 +85,7 @@ def main(output_dir: str, options: dict) -> dict:
                 control.should_save = control.should_training_stop = True
 
     trainer.add_callback(Stop())
-    watch = driver.watch(trainer, None)
+    watch = driver.watch(trainer, options)
     trainer.train(resume_from_checkpoint=True)
     logits = trainer.logits("test")
     return {

@@ -73,7 +73,7 @@ def plan_by_hand(machine, *, batch_size: int, accumulation: int = 1, steps: int,
         "warmup_steps": round(0.05 * steps),
         "weight_decay": 0.01,
         "max_grad_norm": 1.0,
-        "optimizer": "adamw_torch",
+        "optimizer": "adamw_torch_fused" if machine.kind == "cuda" else "adamw_torch",
         "gradient_checkpointing": False,
         "memory": {},
     }

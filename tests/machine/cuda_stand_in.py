@@ -3,7 +3,7 @@
     pretend("T4")        # first thing in a process of its own; nothing is put back
 
 What runs is real: the trainers, `GradScaler`, fp16 and bf16 autocast, fused optimizers (all on the CPU's kernels). What it cannot
-show: a tensor that was left on the wrong device, speed, and memory. `out_of_memory` raises what CUDA's allocator raises.
+show: a tensor that was left on the wrong device, speed, and memory.
 """
 
 from types import SimpleNamespace
@@ -98,10 +98,3 @@ def _rename_device(cls: type) -> None:
         first(self, *map(_cpu, args), **{name: _cpu(value) for name, value in kwargs.items()})
 
     cls.__init__ = __init__
-
-
-def out_of_memory() -> None:
-    """Raises CUDA's error for memory that has run out."""
-    raise torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 14.74 GiB"
-    )
