@@ -99,8 +99,7 @@ class Configuration(Section):
         rises = all(later > earlier for row in (steps, lengths) for earlier, later in itertools.pairwise(row))
         if not rises or steps[0] != 0 or lengths[-1] != self.training_data.max_seq_len:
             raise ValueError(
-                f"{SCHEDULE}: steps must begin at 0, steps and max_seq_len must rise, and the last max_seq_len must be that of "
-                "training_data"
+                f"{SCHEDULE}: steps must begin at 0, both must rise, and the last max_seq_len must be training_data's"
             )
         if self.roots(lengths[0]) < LEAST_ROOTS:
             raise ValueError(

@@ -29,7 +29,7 @@ class GraphParameters(Parameters):
     )
     query: str = parameter(
         "",
-        "Name of a function or class whose callers are shown; empty takes the one that is called most.",
+        "Name whose callers are shown; empty takes the one that is called most.",
         identity=False,
     )
     question: str = parameter(
@@ -44,7 +44,7 @@ class GraphParameters(Parameters):
     search_steps: int = parameter(0, "Optimizer steps in which the search is tuned; 0 = 120.", group=SEARCH, low=0)
     config: str = parameter(
         AUTO,
-        "Configuration of the encoder: a YAML file or the name of a profile; 'auto' takes the profile `rtx3050` with the largest micro-batch that fits, and `cpu` on a CPU.",
+        "Configuration of the encoder: a YAML file or a profile; 'auto' takes `rtx3050`, and on a CPU `cpu`.",
         group=ENCODER,
         suggestions=(AUTO, *PROFILES),
     )
