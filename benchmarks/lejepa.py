@@ -209,7 +209,9 @@ class Bench:
         """Part -> nDCG@10 [Q] of every mix of these cosines with BM25."""
         tables = {}
         for part, judge in self.judges.items():
-            tables[part] = {mix: judge.ndcg(combine(cosines[part], judge.words_QN, **mix._asdict())) for mix in MIXES}
+            tables[part] = {}
+            for name, mix in MIXES.items():
+                tables[part][name] = judge.ndcg(combine(cosines[part], judge.words_QN, **mix._asdict()))
         return tables
 
     def classifier(self) -> dict[str, np.ndarray]:
@@ -248,11 +250,13 @@ def measure(bench: Bench) -> dict:
         chosen = [evaluation.choose({STOCK: table["dev"]}, default, "").mixes[STOCK] for table in tables]
         add(name, [{part: table[part][MEANING] for part in table} for table in tables])
         searches = [{part: table[part][mix] for part in table} for table, mix in zip(tables, chosen, strict=True)]
-        add(f"{name} with BM25", searches, [str(mix) for mix in chosen])
+        add(f"{name} with BM25", searches, chosen)
 
     words = bench.searched(bench.cosines(bench.stock))
     add("BM25", [{part: table[WORDS] for part, table in words.items()}])
-    fused = {part: judge.by_rank(bench.stock[part], bench.stock["passages"]) for part, judge in bench.judges.items()}
+    fused = {}
+    for part, judge in bench.judges.items():
+        fused[part] = judge.measure(bench.stock[part], bench.stock["passages"])[evaluation.BY_RANK]
     add(BY_RANK, [fused])
     if bench.collection.past:
         add(CLASSIFIER, [bench.classifier()])
@@ -270,7 +274,7 @@ def measure(bench: Bench) -> dict:
         "passages": len(bench.collection.passages),
         "training pairs": len(bench.collection.training),
         "questions": {part: len(judge.asked) for part, judge in bench.judges.items()},
-        "default": str(default),
+        "default": default,
         "seeds": costs,
         "rows": rows,
     }

@@ -73,10 +73,10 @@ def trainer_of(machine, folder: Path, options: dict, **changes):
     sizes = {name: options[name] for name in ("batch_size", "accumulation", "steps", "length")}
     planned = plan_by_hand(machine, **sizes, **changes)
     texts = [text for number in range(4) for text in sentences(40, number)]
-    rows = Dataset.from_dict({"anchor": texts, "positive": [text[len(text) // 2 :] for text in texts]})
+    rows = Dataset.from_dict({"query": texts, "document": [text[len(text) // 2 :] for text in texts]})
     fields = {"seed": 3, "train_length": options["length"], "save_steps": options["save_steps"]}
     params = EmbeddingParameters.defaults().model_copy(update=fields)
-    lengths = dict(options["lengths"]) or dict.fromkeys(("anchor", "positive"), options["length"])
+    lengths = dict(options["lengths"]) or dict.fromkeys(("query", "document"), options["length"])
     logging = {"logging_steps": options["logging_steps"]}
     return new_trainer(model, loss, rows, params, planned, machine, folder, lengths, **logging)
 
@@ -94,7 +94,7 @@ def main(output_dir: str, options: dict) -> dict:
         tensors = {name: value for name, value in inputs.items() if torch.is_tensor(value)}
         seen["shapes"] |= {tuple(value.shape) for name, value in tensors.items() if name.endswith("input_ids")}
         if machine.kind == "cpu":
-            seen["texts"] += tokenizer.batch_decode(inputs["anchor_input_ids"], skip_special_tokens=True)
+            seen["texts"] += tokenizer.batch_decode(inputs["query_input_ids"], skip_special_tokens=True)
         if machine.kind == "xla":
             import torch_xla
 

@@ -56,8 +56,8 @@ def test_value_out_of_range_is_refused_by_name_and_value(name, value):
 
 OUT_OF_RANGE = {
     TuningParameters: {"num_rows": -1, "max_length": 4, "tuning_minutes": 0.0, "precision": "fp8"},
-    EmbeddingParameters: {"output_dim": 1, "sigreg_weight": 1.5, "contrastive_weight": -1.0, "num_samples": 1}
-    | {"batch_size": 1, "train_length": 4},
+    EmbeddingParameters: {"output_dim": 1, "sigreg_weight": 1.5, "contrastive_weight": -1.0, "num_samples": -1}
+    | {"train_length": 4},
     LegalParameters: {"method": "dora", "max_length": 64, "base_model": "no such model"},
 }
 

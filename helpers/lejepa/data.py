@@ -25,14 +25,14 @@ from helpers.show import tracking
 
 REVISIONS = {DEFAULT_DATA: "ae763399273d8b20506b80cf6f6f9a31a6a2b238"}  # the one of MTEB's task MedicalQARetrieval
 ROWS = (".jsonl", ".csv", ".tsv", ".parquet")
-QUESTIONS, ANSWERS = ("anchor", "query", "question", "prompt"), ("positive", "answer", "response", "completion")
-LABELS = ("category", "label", "intent", "topic")
-PAIRS = [*itertools.product(QUESTIONS, ANSWERS), *itertools.product(("text",), LABELS)]  # columns of past questions
-COLUMNS = (
-    "name the columns `question` and `answer` (or anchor, query and positive) for past questions, or `text` (perhaps `title`) "
-    "for documents"
-)
-JUDGEMENT = ("query-id", "corpus-id", "score")
+PAIRS = (
+    ("question", "answer"),
+    ("anchor", "positive"),
+    ("query", "response"),
+    ("text", "category"),
+    ("text", "label"),
+)  # columns of past questions
+COLUMNS = "name the columns `question` and `answer` for past questions, or `text` (perhaps `title`) for documents"
 SUBSETS = ("corpus", "queries", "default")  # of a hub set in MTEB's layout
 PASSAGE_WORDS = 180  # where no model counts: about 256 tokens of English
 HELD_OUT, MOST_HELD_OUT = 0.1, 500  # share that chooses, and as much that tests
@@ -173,17 +173,16 @@ def _from_hub(place: Place) -> list[Passage]:
     import datasets
 
     with hub.reading(name="data_source", source=place.value):
-        corpus, queries, judgements = (
-            number_rows(datasets.load_dataset(place.value, subset, split="all", revision=REVISIONS.get(place.value)))
-            for subset in SUBSETS
-        )
+        revision = REVISIONS.get(place.value)
+        subsets = [datasets.load_dataset(place.value, name, split="all", revision=revision) for name in SUBSETS]
+    corpus, queries, judgements = map(number_rows, subsets)
     texts = _convert(corpus, _document, place.source)
-    bodies = {text.document: text.text for text in texts}
+    bodies = _bodies(texts)
     questions = {str(row.values["_id"]): row.values["text"].strip() for row in queries}
     for row in judgements:
-        query, document, score = (str(row.values[column]) for column in JUDGEMENT)
-        if document in bodies and float(score) > 0:
-            texts.append(Passage(document, "", questions[query], bodies[document]))
+        document = str(row.values["corpus-id"])
+        if document in bodies and row.values["score"] > 0:
+            texts.append(Passage(document, "", questions[str(row.values["query-id"])], bodies[document]))
     return texts
 
 
@@ -223,12 +222,9 @@ def _short_name(text: str) -> str:
 def _document(row: Row) -> Passage:
     """A title leaves its body: one that repeats its passage would be learned from the words that they share."""
     row.column(("text",), COLUMNS)
-    title = row.text("title").strip()
-    body = row.text("text").strip()
+    title, body = row.text("title").strip(), _text(row, "text")
     if title and body.lower().startswith(title.lower()):
-        body = body[len(title) :].lstrip(" .:\n")
-    if not body:
-        title, body = "", title or _text(row, "text")
+        body = body[len(title) :].lstrip(" .:\n") or body
     name = row.values.get("_id") or row.values.get("id") or _short_name(title + body)
     return Passage(str(name), title, body)
 
@@ -242,24 +238,27 @@ def _fold(text: str) -> str:
 
 def _content(texts: list[Passage]) -> tuple[list[Passage], list[Question], str]:
     """Documents, questions and their kind. Without past questions each heading that only one document has is a question."""
-    past = [text for text in texts if text.answer]
-    sections = [text for text in texts if not text.answer]
-    owners: dict[str, set[str]] = defaultdict(set)
-    kind = "headings"
+    past: list[Passage] = []
+    sections: list[Passage] = []
+    for text in texts:
+        (past if text.answer else sections).append(text)
+    asked = [(text.body, text.document) for text in past]
+    kind = "past questions"
     if past:
-        kind = "past questions"
         answers = {text.document: Passage(text.document, "", text.answer) for text in past}
         for section in sections:
             answers.pop(section.document, None)
         sections += answers.values()
-        spellings: dict[str, str] = {}
-        for text in past:
-            owners[spellings.setdefault(_fold(text.body), text.body)].add(text.document)
     else:
+        kind = "headings"
         for section in sections:
             if len(words.spans(section.heading)) in HEADING_WORDS:
-                owners[section.heading].add(section.document)
-    questions = [Question(text, frozenset(names)) for text, names in owners.items() if past or len(names) == 1]
+                asked.append((section.heading, section.document))
+    owners: dict[str, tuple[str, set[str]]] = {}  # by the folded text of a question
+    for question, document in asked:
+        _, names = owners.setdefault(_fold(question), (question, set()))
+        names.add(document)
+    questions = [Question(text, frozenset(names)) for text, names in owners.values() if past or len(names) == 1]
     return sections, questions, kind
 
 

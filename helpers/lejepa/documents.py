@@ -4,16 +4,13 @@ for section in read_document(path, name):        # ValueError for a file that ca
     passages += cut(section, spans, limit)       # no passage is longer than the model reads
 """
 
-import importlib.util
 import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import helpers
 from helpers.data.files import read_text
-from helpers.notebook import setup
 
 SUFFIXES = (".md", ".markdown", ".rst", ".txt", ".html", ".htm", ".pdf", ".docx")
 SPARE_TOKENS = 2  # a part of a text may have a few tokens more than the text had there
@@ -91,7 +88,9 @@ def _markdown(path: Path) -> str:
 
 
 def _html(path: Path) -> str:
-    page = _library("bs4", "beautifulsoup4").BeautifulSoup(read_text(path), "html.parser")
+    from bs4 import BeautifulSoup
+
+    page = BeautifulSoup(read_text(path), "html.parser")
     for element in page.select(UNSEEN):
         element.decompose()
     for element in page.select(LINES):
@@ -99,18 +98,22 @@ def _html(path: Path) -> str:
         element.append("\n")
     for element in page.select("h1, h2, h3, h4, h5, h6"):
         heading = " ".join(element.get_text().split())
-        element.replace_with(f"\n{'#' * int(element.name[1])} {heading}\n" if heading else "\n")
+        if heading:
+            element.replace_with(f"\n{'#' * int(element.name[1])} {heading}\n")
     return re.sub(r"\s*\n\s*", "\n", page.get_text())
 
 
 def _pdf(path: Path) -> str:
-    pages = _library("pypdf", "pypdf").PdfReader(path).pages
-    return "\n".join(page.extract_text() for page in pages)
+    from pypdf import PdfReader
+
+    return "\n".join(page.extract_text() for page in PdfReader(path).pages)
 
 
 def _word(path: Path) -> str:
+    from docx import Document
+
     lines = []
-    for block in _library("docx", "python-docx").Document(path).iter_inner_content():
+    for block in Document(path).iter_inner_content():
         if hasattr(block, "rows"):
             for row in block.rows:
                 lines.append(" | ".join(cell.text for cell in row.cells))
@@ -119,15 +122,6 @@ def _word(path: Path) -> str:
         else:
             lines.append(block.text)
     return "\n".join(lines)
-
-
-def _library(module: str, package: str):
-    """A small library that only such files need: a notebook installs it now, other programs say what to do."""
-    if importlib.util.find_spec(module) is None:
-        if not getattr(helpers, "shown", None):
-            raise ValueError(f"needs the package {package}: pip install {package}")
-        setup.install(package)
-    return importlib.import_module(module)
 
 
 READERS = {".html": _html, ".htm": _html, ".pdf": _pdf, ".docx": _word}

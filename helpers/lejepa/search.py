@@ -27,13 +27,6 @@ class Mix(NamedTuple):
     meaning: float = 0.0
     words: float = 0.0
 
-    def __str__(self) -> str:
-        if not self.words:
-            return "meaning alone"
-        if not self.meaning:
-            return "BM25 alone"
-        return f"meaning + {self.words:g} BM25"
-
 
 def lexical_index(texts: Sequence[str]) -> Bm25:
     """The BM25 index of texts (k1 = 1.5 and b = 0.75)."""
@@ -62,10 +55,8 @@ def save(
     rows = [(passage.document, passage.text, passage.shown) for passage in passages]
     for name, content in (("passages", rows), ("mix", mix._asdict())):
         (folder / f"{name}.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-    own_words = "from helpers.data.words import words\n"
     script = Path(__file__).with_name("standalone.py").read_text(encoding="utf-8")
-    assert own_words in script
-    script = script.replace(own_words, inspect.getsource(words))
+    script = script.replace("from helpers.data.words import words\n", inspect.getsource(words))
     (folder / "search.py").write_text(script, encoding="utf-8")
     return folder
 

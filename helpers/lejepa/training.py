@@ -19,49 +19,46 @@ from torch import nn
 
 from helpers.lejepa.data import Example
 from helpers.lejepa.documents import Spans
-from helpers.lejepa.parameters import EmbeddingParameters, recipe
+from helpers.lejepa.parameters import LEAST_BATCH, EmbeddingParameters, recipe
 from helpers.machine.runtime import Runtime
 from helpers.plan import settings
 from helpers.train.arguments import training_arguments
 from helpers.train.sentence_encoder import SentenceEncoderTrainer
 
 LENGTH_STEP = 32  # tokens; lengths on XLA are multiples of it
-COUNTED = 200  # examples whose tokens are counted
-COLUMNS = {"anchor": "query", "positive": "document"}  # of the rows, with the task whose prompt they get
+COUNTED = 200  # examples, or batches of two, whose tokens are counted
+COLUMNS = ("query", "document")  # of the rows; the model's prompts have these names, too
 
 
 def pairs(examples: list[Example], views, steps: int, batch_size: int, seed: int) -> Dataset:
-    """Rows (anchor, positive), step by step: pass after pass over the answers, each time with the next example of an answer.
+    """Rows (query, document), step by step: pass after pass over the answers, each time with the next example of an answer.
 
     views: `loss.views`. No two rows of a batch have the same answer: a text would be a negative of itself. One long epoch: a
-    resumed run skips to its place in it.
+    resumed run skips to its place in it. Raises ValueError for a batch that the answers cannot fill, or of one text.
     """
     draw = random.Random(seed)
     by_answer: dict[str, list[Example]] = defaultdict(list)
     for example in draw.sample(examples, len(examples)):
         by_answer[example.key].append(example)
-    if batch_size > len(by_answer):
+    if not LEAST_BATCH <= batch_size <= len(by_answer):
         raise ValueError(
-            f"batch_size={batch_size}: there are {len(by_answer)} different answers or headings, and a batch has each of them once; "
-            "set a smaller batch_size, or 0"
+            f"batch_size={batch_size}: a batch has {LEAST_BATCH} to {len(by_answer)} texts, each with another answer or heading; 0 chooses"
         )
     turns = {answer: itertools.cycle(several) for answer, several in by_answer.items()}
-    rows: list[tuple[str, str]] = []
+    columns: dict[str, list[str]] = {name: [] for name in COLUMNS}
     answers: list[str] = []
     for _ in range(steps):
         if len(answers) < batch_size:
             answers = draw.sample([*turns], len(turns))
         for answer in answers[:batch_size]:
             question, (passage, *others), _ = next(turns[answer])
-            other = [draw.choice(others)] if others else []
-            rows.append(views(question, [passage, *other], draw))
+            texts = [passage]
+            if others:
+                texts.append(draw.choice(others))
+            for name, text in zip(COLUMNS, views(question, texts, draw), strict=True):
+                columns[name].append(text)
         answers = answers[batch_size:]
-    return Dataset.from_dict(dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)))
-
-
-def prompts(model: SentenceTransformer) -> dict[str, str]:
-    """The model's prompt for each column."""
-    return {column: model.prompts.get(task) or "" for column, task in COLUMNS.items()}
+    return Dataset.from_dict(columns)
 
 
 def fit_lengths(
@@ -73,8 +70,9 @@ def fit_lengths(
     """
     lengths = dict.fromkeys(COLUMNS, longest)
     if runtime.kind == "xla":
-        rows = pairs(examples, views, 1, len({example.key for example in examples}), seed=0)
-        for column, prompt in prompts(model).items():
+        rows = pairs(examples, views, COUNTED, LEAST_BATCH, seed=0)
+        for column in COLUMNS:
+            prompt = model.prompts.get(column) or ""
             ids = model.tokenizer([prompt + text for text in rows[column]])["input_ids"]
             needed = np.quantile([*map(len, ids)], 0.99)
             lengths[column] = min(longest, LENGTH_STEP * math.ceil(needed / LENGTH_STEP))
@@ -89,12 +87,14 @@ def make_plan(
     spans: the tokens of the model, which are counted, since the recipe on a CPU depends on them. by_user: as `plan` takes them.
     Raises as `plan` does.
     """
-    anchor, positive = lengths.values()
-    tokens = []
-    for example in examples[:COUNTED]:
-        tokens.append(min(anchor, len(spans(example.question))) + min(positive, len(spans(example.texts[0]))))
+    question_length, text_length = lengths.values()
+    counted = examples[:COUNTED]
+    tokens = 0
+    for example in counted:
+        tokens += min(question_length, len(spans(example.question)))
+        tokens += min(text_length, len(spans(example.texts[0])))
     answers = len({example.key for example in examples})
-    chosen = recipe(len(examples), answers, sum(tokens) / len(tokens), anchor + positive, runtime.kind)
+    chosen = recipe(len(examples), answers, tokens / len(counted), question_length + text_length, runtime.kind)
     if loss.model[0].auto_model.config.model_type.startswith("gemma3"):
         chosen = dataclasses.replace(chosen, fp16=False)
     return settings.plan(
@@ -109,25 +109,24 @@ def make_plan(
 
 def blank_columns(lengths: Iterable[int], size: int) -> list[dict[str, torch.Tensor]]:
     """Columns of texts of these lengths, as the loss takes them, whose tokens mean nothing."""
-    ones = [torch.ones(size, length, dtype=torch.long) for length in lengths]
-    return [{"input_ids": tokens, "attention_mask": tokens} for tokens in ones]
+    columns = []
+    for length in lengths:
+        ones = torch.ones(size, length, dtype=torch.long)
+        columns.append({"input_ids": ones, "attention_mask": ones})
+    return columns
 
 
 class LeJEPATrainer(SentenceEncoderTrainer):
     """The shared trainer for a loss that holds its model; see `new_trainer`.
 
-    A loss's `step` is set to that of the run. But on XLA it gets the whole batch of a step at once: the plan's micro-batch is its
-    `mini_batch_size`, and nothing is accumulated.
+    A loss's `step` is set to that of the run. It gets the whole batch of a step at once, in parts of the plan's micro-batch, and nothing
+    is accumulated; but not on XLA, whose generators CachedLossMixin cannot restore.
     """
 
     def __init__(self, model: SentenceTransformer, *, loss: nn.Module, args, runtime: Runtime, **kwargs) -> None:
-        self.caches_gradients = runtime.kind != "xla"  # whose generators CachedLossMixin cannot restore
-        self._cache_gradients(loss, args)
+        self.loss, self.args, self.runtime = loss, args, runtime
+        self._cache_gradients()
         super().__init__(model=model, loss=loss, args=args, runtime=runtime, **kwargs)
-
-    def compute_loss(self, *args, **kwargs):
-        with self.accelerator.autocast():  # both views use one copy of each weight in half precision
-            return super().compute_loss(*args, **kwargs)
 
     def training_step(self, *args, **kwargs):
         self.loss.step = self.state.global_step  # chooses SIGReg's slices, of a resumed run too
@@ -138,16 +137,15 @@ class LeJEPATrainer(SentenceEncoderTrainer):
         self.args.gradient_accumulation_steps *= parts
         self.args.per_device_train_batch_size //= parts
         super()._shrink_micro_batch(error)
-        self._cache_gradients(self.loss, self.args)
+        self._cache_gradients()
         self._train_batch_size = self.args.per_device_train_batch_size
 
-    def _cache_gradients(self, loss: nn.Module, args) -> None:
-        """Gives the loss the whole batch, in parts of what was the micro-batch."""
-        parts = args.gradient_accumulation_steps
-        if self.caches_gradients:
-            loss.mini_batch_size = args.per_device_train_batch_size if parts > 1 else 0
-            args.per_device_train_batch_size *= parts
-            args.gradient_accumulation_steps = 1
+    def _cache_gradients(self) -> None:
+        parts = self.args.gradient_accumulation_steps
+        if parts > 1 and self.runtime.kind != "xla":
+            self.loss.mini_batch_size = self.args.per_device_train_batch_size
+            self.args.per_device_train_batch_size *= parts
+            self.args.gradient_accumulation_steps = 1
 
 
 def new_trainer(
@@ -169,11 +167,10 @@ def new_trainer(
     fields = {
         **params.model_dump(include={"seed", "save_steps", "report_to"}),
         "logging_steps": 5,
-        "prompts": prompts(model),
+        "prompts": model.prompts,
         "eval_strategy": "no",  # the recipe is short and fixed; dev questions choose among models at its end
         **overrides,
     }
-    weights = sum(w.numel() for name, w in model.named_parameters() if "embedding" not in name)
     return LeJEPATrainer(
         model,
         args=training_arguments(plan, runtime, output_dir, cls=SentenceTransformerTrainingArguments, **fields),
@@ -183,5 +180,5 @@ def new_trainer(
         runtime=runtime,
         max_hours=params.max_hours,
         length=lengths,
-        flops_per_token=6.0 * weights,  # of the encoder, without its tables
+        flops_per_token=6.0 * model.transformers_model.num_parameters(exclude_embeddings=True),
     )

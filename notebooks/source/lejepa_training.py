@@ -54,7 +54,7 @@
 # set `keep_in` (in Colab: `drive`).
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers faiss-cpu bm25s charset-normalizer scipy scikit-learn wandb matplotlib
+# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers faiss-cpu bm25s beautifulsoup4 pypdf python-docx charset-normalizer scipy scikit-learn wandb matplotlib
 
 # %% [markdown]
 # ## Your settings
@@ -154,8 +154,8 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 from helpers.lejepa.evaluation import (
-    BY_RANK,
     CLASSIFIER,
+    MIXES,
     STOCK,
     TRAINED,
     Judge,
@@ -178,7 +178,7 @@ measured, rivals = {}, {}
 for judge in judges:
     questions_QK = encode(backbone, judge.asked, "query")
     measured[judge] = {STOCK: judge.measure(questions_QK, stock_NK)}
-    rivals[judge] = {BY_RANK: judge.by_rank(questions_QK, stock_NK)}
+    rivals[judge] = {}
     answers = [passage.document for passage in judge.passages]
     if (
         2 < len({*answers}) <= min(2000, len(answers) / 3)
@@ -240,16 +240,15 @@ for judge in judges:
 choice = choose(measured.get(dev, {}), default, collection.kind)
 decided = []
 if test in measured:
-    methods = simple(measured[test][STOCK], rivals[test])
-    systems = searches(measured[test], choice)
-    means = pandas.Series({name: value_Q.mean() for name, value_Q in (methods | systems).items()})
+    values = simple(measured[test][STOCK], rivals[test]) | searches(measured[test], choice)
+    means = pandas.Series({name: value_Q.mean() for name, value_Q in values.items()})
     title = f"nDCG@10 on {len(test.asked)} test {collection.kind}, divided {collection.split}"
     tables.show([{"search": name, "nDCG@10": float(mean)} for name, mean in means.items()], title)
-    decided = verdicts(methods, systems, choice)
+    decided = verdicts(measured[test], rivals[test], choice)
     for line in trainer.unfinished():
         print(line)
     tables.show(decided, "Verdict, of one training")
-    colors = np.where(means.index == choice.search(choice.model), "tab:blue", "lightsteelblue")
+    colors = np.where(means.index == f"{choice.model}, {choice.mixes[choice.model]}", "tab:blue", "lightsteelblue")
     title = f"Search by {len(test.asked)} test {collection.kind} (dark: the search that is saved)"
     axes = means.plot.barh(figsize=(8, 3.2), title=title, xlabel="nDCG@10", ylabel="", xlim=(0, 1), color=colors)
     axes.invert_yaxis()
@@ -278,7 +277,7 @@ kept_model = {STOCK: backbone, TRAINED: trainer.model}[choice.model]
 passages = collection.searched(collection.past + collection.dev + collection.test if collection.past else [])
 vectors_NK = encode(kept_model, [passage.text for passage in passages], "document")
 mix = choice.mixes[choice.model]
-search.save(run.path / "search", kept_model, passages, vectors_NK, mix)
+search.save(run.path / "search", kept_model, passages, vectors_NK, MIXES[mix])
 say_changed(params, globals())
 results_file = run.results(
     machine,
@@ -286,12 +285,12 @@ results_file = run.results(
     data={**collection.provenance, "kind": collection.kind, "split": collection.split, **counts},
     model={"base_model": base_model, "output_dim": model.get_embedding_dimension()},
     eval={
-        name: {str(mix): float(value_Q.mean()) for mix, value_Q in table.items()}
+        name: {searched: float(value_Q.mean()) for searched, value_Q in table.items()}
         for name, table in measured.get(test, {}).items()
     },
     evidence={
         "kept": choice.model,
-        "mix": str(mix),
+        "mix": mix,
         "reason": choice.reason,
         "verdicts": decided,
     },

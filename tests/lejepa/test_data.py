@@ -209,7 +209,7 @@ def test_a_folder_names_every_file_that_was_not_read_and_reads_the_others(tmp_pa
     assert len(collection.documents) == 12 + 1 + 2 and collection.kind == "past questions"
     printed = capsys.readouterr().out
     assert "passed over: {'.png': 1}" in printed and printed.count("not read: ") == 3
-    assert "not read: brief.docx cannot be read: needs the package python-docx: pip install python-docx" in printed
+    assert "not read: brief.docx cannot be read: " in printed
     assert "not read: empty.md holds no text" in printed and "not read: other.csv: " in printed
 
 

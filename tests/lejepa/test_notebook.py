@@ -31,11 +31,8 @@ def assert_whole_run(executed, results, kind: str) -> None:
     trained, whole = results["evidence"]["verdicts"]
     assert trained["what"].startswith("what training adds (the whole model")
     method = re.fullmatch("the search that is kept, over the strongest simple method: (.+)", whole["what"])[1]
-    shares = dict(
-        re.findall(
-            r"(BM25 alone|stock model alone|[a-zM25 ]+ by rank|linear[a-z ]+model) +([01]\.\d+)", text_of(executed)
-        )
-    )
+    names = "BM25 alone|stock model, meaning alone|meaning and BM25 by rank|linear[a-z ]+model"
+    shares = dict(re.findall(rf"({names}) +([01]\.\d+)", text_of(executed)))
     assert shares[method] == max(shares.values())
     assert results["evidence"]["reason"] in text_of(executed)
     assert {"index.faiss", "passages.json", "search.py", "bm25", "model", "mix.json"} <= {

@@ -73,15 +73,14 @@ def test_headings_are_looked_for_in_the_bodies():
 
 
 STOCK, TRAINED = evaluation.STOCK, evaluation.TRAINED
-DEFAULT = Mix(meaning=1, words=0.5)
+DEFAULT = "meaning + 0.5 BM25"
 
 
 def table(**means):
     """nDCG@10 of 100 questions by mix; those that are not named have 0.2, and questions differ by less than their means do."""
-    values = {str(mix): 0.2 for mix in evaluation.MIXES} | {
-        name.replace("_", " "): mean for name, mean in means.items()
-    }
-    return {mix: values[str(mix)] + np.random.default_rng(0).normal(0, 0.01, 100) for mix in evaluation.MIXES}
+    values = dict.fromkeys([*evaluation.MIXES, evaluation.BY_RANK], 0.2)
+    values |= {name.replace("_", " "): mean for name, mean in means.items()}
+    return {name: mean + np.random.default_rng(0).normal(0, 0.01, 100) for name, mean in values.items()}
 
 
 def test_questions_choose_the_weights_of_every_model_and_then_the_model():
@@ -94,13 +93,10 @@ def test_questions_choose_the_weights_of_every_model_and_then_the_model():
 def test_the_verdict_names_the_strongest_simple_method_and_compares_the_whole_trained_model():
     tables = {STOCK: table(BM25_alone=0.5), TRAINED: table(meaning_alone=0.6)}
     choice = evaluation.choose(tables, DEFAULT, "questions")
-    rivals = {evaluation.BY_RANK: np.full(100, 0.3), evaluation.CLASSIFIER: np.full(100, 0.4)}
-    methods, systems = evaluation.simple(tables[STOCK], rivals), evaluation.searches(tables, choice)
-    trained, kept = evaluation.verdicts(methods, systems, choice)
+    trained, kept = evaluation.verdicts(tables, {evaluation.CLASSIFIER: np.full(100, 0.4)}, choice)
     assert trained["nDCG@10"] == "+0.100 (+0.100 to +0.100)"
     assert kept["what"].endswith("strongest simple method: BM25 alone") and kept["nDCG@10"].startswith("+0.100")
-    methods[evaluation.CLASSIFIER] = np.full(100, 0.9)
-    _, kept = evaluation.verdicts(methods, systems, choice)
+    _, kept = evaluation.verdicts(tables, {evaluation.CLASSIFIER: np.full(100, 0.9)}, choice)
     assert kept["what"].endswith(evaluation.CLASSIFIER) and kept["verdict"] == "worse"
 
 
@@ -123,10 +119,10 @@ def test_the_default_stays_where_nothing_is_ahead_by_a_standard_error():
     assert evaluation.choose({STOCK: ahead}, DEFAULT, "questions").mixes[STOCK] != DEFAULT
 
 
-@pytest.mark.parametrize(("pieces", "weight"), [(1, 0.5), (3, 2.0)])
-def test_without_questions_words_weigh_more_where_the_model_cuts_them_into_many_pieces(pieces, weight):
+@pytest.mark.parametrize(("pieces", "mix"), [(1, "meaning + 0.5 BM25"), (3, "meaning + 2 BM25")])
+def test_without_questions_words_weigh_more_where_they_have_many_pieces(pieces, mix):
     spans = lambda text: text.split() * pieces  # noqa: E731
-    assert evaluation.default_mix(["die Anleitung des Herstellers"] * 5, spans) == Mix(meaning=1, words=weight)
+    assert evaluation.default_mix(["die Anleitung des Herstellers"] * 5, spans) == mix
 
 
 # ---- the saved folder

@@ -19,11 +19,11 @@ def test_rows_go_pass_after_pass_with_other_views_and_the_same_ones_for_a_seed()
     examples.append(Example("A question", ("its answer", "another wording", "a third"), "5"))
     rows = pairs(examples, views, 16, 3, seed=1)
     positives = [example.texts[0] for example in examples]
-    assert len(rows) == 48 and rows["positive"] != pairs(examples, views, 16, 3, seed=2)["positive"]
+    assert len(rows) == 48 and rows["document"] != pairs(examples, views, 16, 3, seed=2)["document"]
     assert rows.to_dict() == pairs(examples, views, 16, 3, seed=1).to_dict()
-    crops = [row["anchor"] for row in rows if row["positive"] == positives[0]]
+    crops = [row["query"] for row in rows if row["document"] == positives[0]]
     assert 7 <= len(crops) == len({*crops}) <= 9
-    wordings = {row["positive"] for row in rows if row["anchor"] == "A question"}
+    wordings = {row["document"] for row in rows if row["query"] == "A question"}
     assert wordings > {"its answer"} and wordings <= {"its answer", "another wording", "a third"}
 
 
@@ -32,14 +32,15 @@ def test_no_answer_is_twice_in_a_batch_and_all_questions_of_an_answer_come_as_of
     examples = [Example(f"question {n}", (f"answer {n % 7}",), str(n % 7)) for n in range(31)]
     rows = pairs(examples, views, 31, 5, seed=0)
     for begin in range(0, len(rows), 5):
-        assert len({*rows["positive"][begin : begin + 5]}) == 5
-    counts = Counter(rows["anchor"])
+        assert len({*rows["document"][begin : begin + 5]}) == 5
+    counts = Counter(rows["query"])
     assert len(counts) == 31
     for answer in range(7):
         of_one = [counts[example.question] for example in examples if example.key == str(answer)]
         assert max(of_one) - min(of_one) <= 1
-    with pytest.raises(ValueError, match="batch_size=8: there are 7 different answers or headings"):
-        pairs(examples, views, 1, 8, seed=0)
+    for size in (1, 8):
+        with pytest.raises(ValueError, match=f"batch_size={size}: a batch has 2 to 7 texts"):
+            pairs(examples, views, 1, size, seed=0)
 
 
 def test_the_trainer_takes_the_rows_batch_by_batch_as_they_stand(finished):

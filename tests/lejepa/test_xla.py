@@ -99,7 +99,7 @@ def test_losses_on_eight_devices_equal_the_cpus_and_after_two_steps_nothing_comp
 @ON_XLA
 def test_eight_xla_devices_and_a_cpu_give_the_same_losses_and_no_value_leaves_a_device_between_logs(finished):
     options = {"steps": 12, "dropout": 0.0, "logging_steps": 4, "save_steps": 12}
-    ours = finished(**options, kind="xla", lengths=(("anchor", 48), ("positive", 32)))
+    ours = finished(**options, kind="xla", lengths=(("query", 48), ("document", 32)))
     reference = finished(**options)
     assert ours["losses"] == pytest.approx(reference["losses"], rel=1e-4)
     assert ours["late"] == {"compiles": 0, "transfers": 0}
