@@ -11,18 +11,12 @@ class Bm25:
     """Scores of documents for a question; k1 and b are those of Robertson and Zaragoza (2009), and rare words weigh as in Lucene."""
 
     def __init__(self, documents: Sequence[Sequence[str]], *, k1: float = 1.5, b: float = 0.75):
-        self.count = len(documents)
-        self.vocabulary = set().union(*documents)
         self.index = import_bm25s().BM25(k1=k1, b=b)
-        if self.vocabulary:
-            self.index.index([list(words) for words in documents], show_progress=False)
+        self.index.index([list(words) or [""] for words in documents], show_progress=False)
 
     def scores(self, question: Sequence[str]) -> np.ndarray:
         """float32 [documents]; a word that the question repeats counts once, and one that no document has not at all."""
-        present = [word for word in dict.fromkeys(question) if word in self.vocabulary]
-        if not present:
-            return np.zeros(self.count, np.float32)
-        return self.index.get_scores(present)
+        return self.index.get_scores([*dict.fromkeys(question)] or ["\0"])  # not an empty list
 
 
 def import_bm25s():

@@ -7,7 +7,7 @@ How a room reads its data:
     # rows: of a file, a folder with train.csv and test.csv, or the hub; a bad one is set aside
     set_aside = SetAside(place.source)
     splits = read_splits(place, SUFFIXES)
-    # texts: files.list_files(place.path, (".md", ".txt"), source=place.source), then files.read_text(file)
+    # texts: files.list_files(place.path, (".md", ".txt"), place.source), then files.read_text(file)
 
 A local path is never handed to a library: `datasets` takes some names, such as "text", for its own.
 """
@@ -15,7 +15,7 @@ A local path is never handed to a library: `datasets` takes some names, such as 
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,7 @@ from helpers.data import files, hub
 from helpers.data.rows import Row, number_rows, read_rows
 from helpers.parameters import SAMPLE, UPLOAD, source_path
 
-SPLITS = {
-    "train": "train",
-    "training": "train",
-    "test": "test",
-    "testing": "test",
-    "eval": "test",
-    "evaluation": "test",
-}
+SPLITS = dict.fromkeys(("test", "testing", "eval", "evaluation"), "test") | {"train": "train", "training": "train"}
 SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
 
 # Of data_source="upload": the file that a person chose in this session, and the one that the run in output_dir began with.
@@ -78,7 +71,7 @@ class Place:
 
 
 def locate(data_source: str) -> Place:
-    """Where the data is. A .zip is unpacked; "upload" asks for a file in Colab now. Says in one line what is read.
+    """Where the data is. A .zip is unpacked; "upload" asks for a file in Colab now.
 
     Raises as `source_path`, `uploaded` and `files.unpack`.
     """
@@ -86,17 +79,16 @@ def locate(data_source: str) -> Place:
     path = source_path("data_source", value)
     if path is None:
         return Place(value, value)
-    name = path.resolve().name  # the same for a link
-    if path.suffix.lower() == ".zip" and path.is_file():
-        path = files.unpack(path, f"data_source={value!r}")
-    print(f"data_source={value!r} is read from {path}")
-    return Place(value, name, path)
+    place = Place(value, path.resolve().name, path)  # the same name for a link
+    if path.suffix.lower() == ".zip":
+        return replace(place, path=files.unpack(path, place.source))
+    return place
 
 
 def read_splits(place: Place, suffixes: Iterable[str], **options: Any) -> dict[str, list[Row]]:
     """The rows of a file, a folder or a hub set by split: train, and validation and test where there are such.
 
-    A file is the split train. In a folder the name of a file, or of the folder that it is in, says its split, as `test.csv` or
+    A file is the split train. In a folder the name of a file, or else of the folder that it is in, says its split, as `test.csv` or
     `data/valid-00000-of-00001.parquet` do; where none is named train, the files that name no split are that. What cannot be read
     is printed.
 
@@ -121,18 +113,20 @@ def read_splits(place: Place, suffixes: Iterable[str], **options: Any) -> dict[s
                 splits[_split_of(file.relative_to(place.path))] += read_rows(file, suffixes, file.name)
             except ValueError as error:
                 print(f"not read: {error}")
-    if "train" in splits and splits[""]:
-        print(f"{len(splits['']):,} rows are not used, since their file names no split")
-    splits.setdefault("train", splits[""])
+    unnamed = splits.pop("", [])
+    if "train" not in splits:
+        splits["train"] = unnamed
+    elif unnamed:
+        print(f"{len(unnamed):,} rows are not used, since their file names no split")
     if not splits["train"]:
         raise ValueError(f"{place.source}: no training rows; call their file or split train, as in train.csv")
     return splits
 
 
 def _split_of(path: Path | str) -> str:
-    """The split that a path names, "" if it names none."""
-    words = re.split(r"[^a-z]+", str(path).lower())
-    return next((SPLITS[word] for word in words if word in SPLITS), "")
+    """The split that a path names, the last where it names several, "" if it names none."""
+    words = re.findall("[a-z]+", str(path).lower())
+    return ["", *(SPLITS[word] for word in words if word in SPLITS)][-1]
 
 
 def uploaded() -> str:
@@ -142,14 +136,13 @@ def uploaded() -> str:
     """
     global chosen_upload
     if kept_upload:
-        print(f"data_source='upload': this run goes on with {kept_upload.name}; for another file set a new output_dir")
+        print(f"this run goes on with {kept_upload.name}; for another file set a new output_dir")
         return str(kept_upload)
     try:
         from google.colab import files
-    except ImportError:
-        raise ValueError("data_source='upload' works in Colab only; here give the path of the file") from None
-    names = [*files.upload()]
-    if len(names) != 1:
-        raise ValueError(f"data_source='upload': {len(names)} files were chosen; run the cell again and choose one")
-    chosen_upload = Path(names[0]).absolute()
+
+        [name] = files.upload()
+    except (ImportError, ValueError) as error:
+        raise ValueError("data_source='upload' takes one file, in Colab; elsewhere give its path") from error
+    chosen_upload = Path(name).absolute()
     return str(chosen_upload)

@@ -9,7 +9,6 @@ print(set_aside)
 
 import csv
 import io
-import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -30,13 +29,13 @@ class Row(NamedTuple):
     where: str  # file and line
     values: Any  # by column, in small letters; no dict where the row cannot be read
 
-    def text(self, column: str, kinds=str) -> str:
-        """The value of a column as text, "" where there is none. Raises Unusable for one that is not of `kinds`."""
+    def text(self, column: str) -> str:
+        """The text or number of a column as text, "" where there is none. Raises Unusable for another value."""
         value = self.values.get(column)
         if value is None:
             return ""
-        if not isinstance(value, kinds):
-            raise Unusable(f"column `{column}` holds a {type(value).__name__} and not text; write it as a string")
+        if not isinstance(value, str | int | float):
+            raise Unusable(f"column `{column}` holds a {type(value).__name__} and not text")
         return str(value)
 
     def column(self, names: Iterable[str], remedy: str) -> str:
@@ -44,8 +43,8 @@ class Row(NamedTuple):
         for name in names:
             if name.lower() in self.values:
                 return name.lower()
-        columns = ", ".join(self.values)
-        raise Unusable(f"no column `{'` or `'.join(names)}` (its columns: {columns[:500]}); {remedy}")
+        columns = ", ".join(self.values)[:500]
+        raise Unusable(f"no column `{'` or `'.join(names)}` (its columns: {columns}); {remedy}")
 
 
 @dataclass
@@ -61,20 +60,17 @@ class SetAside:
 
     def convert(self, rows: Iterable[Row], convert) -> Iterator[Any]:
         """What `convert` makes of each row. A row for which it raises Unusable is set aside."""
-        for row in rows:
+        for where, values in rows:
             self.read += 1
             try:
-                if not isinstance(row.values, dict):
-                    raise Unusable("it is not a JSON object in one line, or its double quotes do not match")
-                if None in row.values:
-                    raise Unusable("more fields than the header; put a field that holds a delimiter in double quotes")
-                json.dumps(row.values, ensure_ascii=False, default=repr).encode()
-                values = {name.strip().lower(): value for name, value in row.values.items()}
-                yield convert(Row(row.where, values))
+                if not isinstance(values, dict) or None in values:
+                    raise Unusable("not a JSON object, or more fields than the header: quote what holds a delimiter")
+                json.dumps(values, ensure_ascii=False, default=repr).encode()
+                yield convert(Row(where, {name.strip().lower(): value for name, value in values.items()}))
             except UnicodeEncodeError:
-                self.rows.append((row.where, "it holds bytes that are not UTF-8, or half of a character"))
+                self.rows.append((where, "bytes that are not UTF-8, or half of a character"))
             except Unusable as reason:
-                self.rows.append((row.where, str(reason)))
+                self.rows.append((where, str(reason)))
 
     def check(self) -> None:
         """Raises ValueError if there was no row, or if most of the rows are set aside."""
@@ -105,14 +101,14 @@ def read_rows(path: Path, suffixes: Iterable[str], source: str) -> list[Row]:
             import datasets
             from pyarrow.parquet import ParquetFile
 
-            table = ParquetFile(path).read()
-            return list(number_rows(datasets.Dataset(table), path.name))  # which has the names of class labels
+            # A data set has the names of class labels.
+            return list(number_rows(datasets.Dataset(ParquetFile(path).read()), path.name))
         text = read_text(path, tolerant=True)
-        items = _separated(text)
-        if suffix == ".json" and text.lstrip().startswith("["):
+        items = _objects(text)
+        if suffix in (".csv", ".tsv"):
+            items = _separated(text)
+        elif suffix == ".json" and text.lstrip().startswith("["):
             items = enumerate(json.loads(text), 1)
-        elif suffix in (".json", ".jsonl"):
-            items = _objects(text)
         return [Row(f"{path.name} line {number}", values) for number, values in items]
     except (ValueError, RuntimeError, OSError, csv.Error) as error:
         raise ValueError(f"{source}: {error}") from error
@@ -142,18 +138,15 @@ def _separated(text: str) -> Iterator[tuple[int, Any]]:
     """Line and fields of each row; the first line tells whether `,` `;` or tabs are between them; None for a missing field."""
     delimiter = max(",;\t", key=text.partition("\n")[0].count)
     csv.field_size_limit(2**31 - 1)  # Python's csv refuses more than 131,072 characters by default
-    lines = io.StringIO(text).readlines()
-    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
-    header = next(reader, [])
-    while reader.line_num < len(lines):
-        begin = reader.line_num + 1
+    rows = csv.DictReader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
+    lines = rows.reader
+    while rows.fieldnames:
+        begin = lines.line_num + 1
         try:
-            fields = next(reader)
+            yield begin, next(rows)
+        except StopIteration:
+            return
         except csv.Error as error:
-            if reader.line_num > begin:
-                raise ValueError(
-                    f"a double quote in line {begin} is not closed before line {reader.line_num}"
-                ) from error
+            if lines.line_num > begin:
+                raise ValueError(f"a double quote in line {begin} is not closed") from error
             yield begin, None
-        else:
-            yield begin, fields and dict(itertools.zip_longest(header, fields))

@@ -5,6 +5,7 @@ words("学习 in Python")                ["学", "习", "学习", "in", "python"
 code_words("parseHTTPHeaders(x_1)")  ["parse", "http", "headers", "x", "1"]
 """
 
+import functools
 import re
 import unicodedata
 from collections.abc import Callable
@@ -58,7 +59,16 @@ def spans(text: str) -> list[tuple[int, int]]:
 
 
 def _fold(text: str) -> str:
-    return unicodedata.normalize("NFKC", text).casefold().translate(_SEPARATORS)
+    return "".join(map(_visible, unicodedata.normalize("NFKC", text).casefold()))
+
+
+@functools.cache
+def _visible(character: str) -> str:
+    """The character, a space where it belongs to no word, nothing where it is not seen: soft hyphens, joiners, marks of direction."""
+    category = unicodedata.category(character)
+    if category == "Cf":
+        return ""
+    return character if category[0] in "LMN" else " "
 
 
 def _pairs(run: str) -> list[str]:
@@ -66,20 +76,3 @@ def _pairs(run: str) -> list[str]:
         return [run]
     pairs = [run[place : place + 2] for place in range(len(run) - 1)]
     return IDEOGRAPH.findall(run) + pairs
-
-
-class _Separators(dict):
-    """For `str.translate`: a character that belongs to no word becomes a space, one that is not seen is left out."""
-
-    def __missing__(self, code: int) -> str | None:
-        category = unicodedata.category(chr(code))
-        if category == "Cf":  # soft hyphens, joiners, marks of direction
-            self[code] = None
-        elif category[0] in "LMN":
-            self[code] = chr(code)
-        else:
-            self[code] = " "
-        return self[code]
-
-
-_SEPARATORS = _Separators()

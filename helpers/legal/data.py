@@ -154,9 +154,9 @@ def record_of(row: Row) -> Record:
             raise Unusable(f"no question and answer (its columns: {', '.join(values)[:500] or 'none'}). Give {FORMS}")
         prompt, completion = values[questions[-1]], values[answers[0]]
         if not isinstance(completion, list):  # as TRL's conversational columns are
-            texts = [row.text(name, str | int | float).strip() for name in questions]
+            texts = [row.text(name).strip() for name in questions]
             prompt = [{"role": "user", "content": "\n\n".join(texts)}]
-            answer = row.text(answers[0], str | int | float).strip()
+            answer = row.text(answers[0]).strip()
             reasoning = {name: values[name] for name in REASONING if name in values}
             completion = [reasoning | {"role": "assistant", "content": answer}]
     if not isinstance(prompt, list) or not isinstance(completion, list):

@@ -53,7 +53,7 @@ def load_texts(params: TuningParameters) -> LabelledTexts:
     def text_and_label(row: Row) -> tuple[str, str]:
         text = row.text(row.column([params.text_column], "set text_column to the one that holds the texts"))
         column = row.column([params.label_column], "set label_column to the one that holds the labels")
-        label = row.text(column, (str, int, float)).strip()
+        label = row.text(column).strip()
         if not label:
             raise Unusable(f"no label in column `{column}` (a field that holds a delimiter needs double quotes)")
         return text, label

@@ -187,7 +187,7 @@ def test_judged_questions_of_a_hub_set_are_past_questions_about_its_documents(tm
     [
         ("jsonl", [{"txt": "one"}], "(its columns: txt); name the columns `question` and `answer`"),
         ("jsonl", [{"anchor": "one", "positive": ""}], "column `positive` is empty"),
-        ("jsonl", [{"text": 3}], "column `text` holds a int and not text"),
+        ("jsonl", [{"text": [3]}], "column `text` holds a list and not text"),
         ("jsonl", rows(1, text="text {n}"), "1 different texts to train on; at least 2 are needed. Add documents"),
         ("txt", "same\n" * 20, "1 different texts to train on"),
         ("pdf", "no", "cannot be read: "),
