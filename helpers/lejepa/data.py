@@ -100,7 +100,8 @@ def load(
     sections, questions, kind = _content(_read(place))
     passages = [passage for section in sections for passage in cut(section, spans, limit)]
     draw = random.Random(seed)
-    parts, split = _divide(draw.sample(questions, len(questions)), kind, draw)
+    shuffled = draw.sample(questions, len(questions))
+    parts, split = _divide(shuffled, kind, draw)
     training = from_questions(parts["past"], passages)
     if not training:
         held_out = _owners(parts["dev"] + parts["test"])
@@ -110,7 +111,7 @@ def load(
             f"{place.source}: {len(training)} different texts to train on; at least {LEAST_BATCH} are needed. Add documents"
         )
     draw.shuffle(training)
-    digested = json.dumps([passages, questions], ensure_ascii=False, default=sorted)
+    digested = json.dumps([passages, questions], default=sorted)
     return Collection(
         kind=kind,
         split=split,
@@ -254,7 +255,7 @@ def _content(texts: list[Passage]) -> tuple[list[Passage], list[Question], str]:
         for section in sections:
             if len(words.spans(section.heading)) in HEADING_WORDS:
                 asked.append((section.heading, section.document))
-    owners: dict[str, tuple[str, set[str]]] = {}  # by the folded text of a question
+    owners: dict[str, tuple] = {}  # by the folded text of a question
     for question, document in asked:
         _, names = owners.setdefault(_fold(question), (question, set()))
         names.add(document)

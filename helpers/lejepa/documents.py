@@ -38,7 +38,9 @@ class Passage(NamedTuple):
     @property
     def text(self) -> str:
         """What is embedded and searched: heading and body."""
-        return f"{self.heading.rstrip('.')}. {self.body}" if self.heading else self.body
+        if not self.heading:
+            return self.body
+        return f"{self.heading.rstrip('.')}. {self.body}"
 
     @property
     def shown(self) -> str:
@@ -83,8 +85,8 @@ def _sections(name: str, text: str) -> Iterator[Passage]:
 
 
 def _markdown(path: Path) -> str:
-    text = re.sub(FRONT_MATTER, "", read_text(path), count=1)
-    return re.sub(TITLE, r"# \1\n", text, count=1)
+    text = re.sub(FRONT_MATTER, "", read_text(path))
+    return re.sub(TITLE, r"# \1\n", text)
 
 
 def _html(path: Path) -> str:
@@ -145,10 +147,12 @@ def cut(section: Passage, spans: Spans, limit: int) -> Iterator[Passage]:
     body, begin = section.body, 0
     while len(starts) > room:
         count = math.ceil(len(starts) / math.ceil(len(starts) / room))
-        first, end = starts[count - count // 4], starts[count]
+        first = starts[count - count // 4]
+        end = starts[count]
         last = SENTENCE_END.match(body[first:end]) or WORD_END.match(body[first:end])
         if last:
             end = first + last.end()
         yield section._replace(body=body[begin:end].strip())
-        begin, starts = end, [start for start in starts if start >= end]
+        begin = end
+        starts = [start for start in starts if start >= end]
     yield section._replace(body=body[begin:].strip())

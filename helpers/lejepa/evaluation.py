@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import rankdata
+from scipy.stats import rankdata, sem
 
 from helpers.data.words import RUNS
 from helpers.lejepa.data import Collection, Question
 from helpers.lejepa.documents import Spans
-from helpers.lejepa.search import Mix, lexical_index, lexical_scores
-from helpers.lejepa.standalone import combine, unit
+from helpers.lejepa.search import Mix, lexical_index
+from helpers.lejepa.standalone import combine, terms, unit
 from helpers.show.intervals import FEWEST, bootstrap
 
 # Q questions · N passages · D documents · K dimensions
 
-SAMPLED = 200  # texts whose language decides
+SAMPLED = 200  # texts at most whose language decides
 MANY_PIECES = 1.8  # tokens a word
 STOCK, TRAINED = "stock model", "LeJEPA"
 CLASSIFIER = "linear classifier on the stock model"  # a rival, which the notebook trains
@@ -42,7 +42,8 @@ class Judge:
         numbers = {name: number for number, name in enumerate(collection.documents)}
         self.document_N = np.array([numbers[passage.document] for passage in self.passages])
         self.answers = [[*map(numbers.__getitem__, question.answers)] for question in questions]
-        self.words_QN = lexical_scores(lexical_index(self.texts), self.asked)
+        index = lexical_index(self.texts)
+        self.words_QN = np.array([index.scores(terms(question)) for question in self.asked])
 
     def ndcg(self, scores_QN: np.ndarray) -> np.ndarray:
         """nDCG@10 [Q] with binary judgements; a document is as good as its best passage, and the first of equal ones comes first."""
@@ -104,7 +105,7 @@ def choose(dev: Mapping[str, Table], default: str, kind: str) -> Choice:
 def _clearly_ahead(ours_Q: np.ndarray, theirs_Q: np.ndarray) -> bool:
     """By more than the standard error of the difference."""
     difference_Q = ours_Q - theirs_Q
-    return difference_Q.mean() > difference_Q.std(ddof=1) / len(difference_Q) ** 0.5
+    return difference_Q.mean() > sem(difference_Q)
 
 
 def searches(tables: Mapping[str, Table], choice: Choice) -> Table:
@@ -143,7 +144,7 @@ def default_mix(texts: Sequence[str], spans: Spans) -> str:
     spans: the tokens of the model. One that cuts the words of a language into many pieces was not trained on it.
     """
     pieces = words = 0
-    for text in texts[:: max(1, len(texts) // SAMPLED)]:
+    for text in texts[:: 1 + len(texts) // SAMPLED]:
         pieces += len(spans(text))
         words += len(RUNS.findall(text))
     if pieces > MANY_PIECES * words:

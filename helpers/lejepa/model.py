@@ -27,8 +27,7 @@ def token_spans(model: SentenceTransformer) -> tuple[Spans, int]:
     def spans(text: str) -> list[tuple[int, int]]:
         return tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
 
-    prompt = model.prompts.get("document") or ""
-    extra = tokenizer.num_special_tokens_to_add() + len(spans(prompt))
+    extra = tokenizer.num_special_tokens_to_add() + len(spans(model.prompts["document"]))
     return spans, model.max_seq_length - extra
 
 
@@ -40,7 +39,8 @@ def principal_head(x_ND: np.ndarray, output_dim: int = 0) -> torch.Tensor:
     x_ND = torch.from_numpy(np.asarray(x_ND)).double()
     N, D = x_ND.shape
     K = min(output_dim or D, D)
-    values_D, vectors_DD = torch.linalg.eigh(x_ND.T @ x_ND / N)  # ascending
+    moments_DD = x_ND.T @ x_ND / N
+    values_D, vectors_DD = torch.linalg.eigh(moments_DD)  # ascending
     axes_KD = vectors_DD.T.flip(0)[:K]
     scale = (K / values_D.flip(0)[:K].sum()).sqrt()
     return (axes_KD * scale).float()

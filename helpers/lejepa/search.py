@@ -6,7 +6,7 @@ import runpy
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import faiss
 import numpy as np
@@ -18,7 +18,7 @@ from helpers.lejepa.documents import Passage
 from helpers.lejepa.standalone import terms, unit
 from helpers.train.sentence_encoder import encoder_on_cpu
 
-# Q questions · N passages · D documents · K dimensions
+# N passages · K dimensions
 
 
 class Mix(NamedTuple):
@@ -33,14 +33,9 @@ def lexical_index(texts: Sequence[str]) -> Bm25:
     return Bm25([terms(text) or [""] for text in texts])
 
 
-def lexical_scores(index: Bm25, questions: Sequence[str]) -> np.ndarray:
-    """BM25 [Q, N] of every passage."""
-    return np.array([index.scores(terms(question)) for question in questions])
-
-
 def save(
     folder: Path, model: SentenceTransformer, passages: Sequence[Passage], embeddings_NK: np.ndarray, mix: Mix
-) -> Path:
+) -> None:
     """Writes all that a search needs: model, FAISS index, BM25 index, passages, weights and `search.py`.
 
     embeddings_NK: of the passages' texts, by this model, in fp32. What was in the folder is deleted.
@@ -50,18 +45,17 @@ def save(
     index = faiss.IndexFlatIP(embeddings_NK.shape[1])
     index.add(unit(embeddings_NK))
     (folder / "index.faiss").write_bytes(faiss.serialize_index(index).tobytes())
-    words_index = lexical_index([passage.text for passage in passages]).index
-    words_index.save(folder / "bm25", show_progress=False)
+    words_index = lexical_index([passage.text for passage in passages])
+    words_index.index.save(folder / "bm25", show_progress=False)
     rows = [(passage.document, passage.text, passage.shown) for passage in passages]
-    for name, content in (("passages", rows), ("mix", mix._asdict())):
-        (folder / f"{name}.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    content = json.dumps({"mix": mix._asdict(), "passages": rows}, ensure_ascii=False)
+    (folder / "search.json").write_text(content, encoding="utf-8")
     script = Path(__file__).with_name("standalone.py").read_text(encoding="utf-8")
     script = script.replace("from helpers.data.words import words\n", inspect.getsource(words))
     (folder / "search.py").write_text(script, encoding="utf-8")
-    return folder
 
 
-def load(folder: Path) -> Any:
+def load(folder: Path):
     """The function `search` of a saved folder: `load(folder)("a question")`."""
     import_bm25s()
     return runpy.run_path(str(folder / "search.py"))["search"]

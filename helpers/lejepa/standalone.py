@@ -6,7 +6,7 @@
     from search import search         the same in a program: search("a question", k=10)
 
 The score of a passage is the cosine of its embedding (`meaning`) and BM25 (`words`), each less its mean and divided by its standard
-deviation over all passages, and multiplied by its weight in mix.json. Questions of your own chose the weights.
+deviation over all passages, and multiplied by its weight in search.json. Questions of your own chose the weights.
 """
 
 import functools
@@ -26,13 +26,14 @@ def search(question, k=10):
     question_words = terms(question)
     if not question_words:
         return []
-    passages, mix, model, index, bm25 = open_folder()
+    content, model, index, bm25 = open_folder()
+    passages = content["passages"]
     embedding = unit(np.asarray(model.encode_query(question)))
     indexed_words = [word for word in question_words if word in bm25.vocab_dict]
     word_scores = np.zeros(len(passages))
     if indexed_words:
         word_scores = bm25.get_scores(indexed_words)
-    totals = combine(index.reconstruct_n() @ embedding, word_scores, **mix)
+    totals = combine(index.reconstruct_n() @ embedding, word_scores, **content["mix"])
     best = {}
     for row in np.argsort(-totals, kind="stable"):
         document, _, shown = passages[row]
@@ -49,13 +50,13 @@ def open_folder():
     from sentence_transformers import SentenceTransformer
 
     folder = Path(__file__).resolve().parent
-    passages = json.loads((folder / "passages.json").read_text(encoding="utf-8"))
-    mix = json.loads((folder / "mix.json").read_text(encoding="utf-8"))
+    content = json.loads((folder / "search.json").read_text(encoding="utf-8"))
     model = SentenceTransformer(str(folder / "model"), device="cpu")
     # Read as bytes: faiss.read_index cannot open every path on Windows.
-    index = faiss.deserialize_index(np.frombuffer((folder / "index.faiss").read_bytes(), np.uint8))
+    index = (folder / "index.faiss").read_bytes()
+    index = faiss.deserialize_index(np.frombuffer(index, np.uint8))
     bm25 = bm25s.BM25.load(folder / "bm25")
-    return passages, mix, model, index, bm25
+    return content, model, index, bm25
 
 
 def terms(text):

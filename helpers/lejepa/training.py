@@ -45,7 +45,7 @@ def pairs(examples: list[Example], views, steps: int, batch_size: int, seed: int
             f"batch_size={batch_size}: a batch has {LEAST_BATCH} to {len(by_answer)} texts, each with another answer or heading; 0 chooses"
         )
     turns = {answer: itertools.cycle(several) for answer, several in by_answer.items()}
-    columns: dict[str, list[str]] = {name: [] for name in COLUMNS}
+    columns: dict[str, list[str]] = defaultdict(list)
     answers: list[str] = []
     for _ in range(steps):
         if len(answers) < batch_size:
@@ -72,7 +72,7 @@ def fit_lengths(
     if runtime.kind == "xla":
         rows = pairs(examples, views, COUNTED, LEAST_BATCH, seed=0)
         for column in COLUMNS:
-            prompt = model.prompts.get(column) or ""
+            prompt = model.prompts[column]
             ids = model.tokenizer([prompt + text for text in rows[column]])["input_ids"]
             needed = np.quantile([*map(len, ids)], 0.99)
             lengths[column] = min(longest, LENGTH_STEP * math.ceil(needed / LENGTH_STEP))

@@ -35,7 +35,7 @@ def assert_whole_run(executed, results, kind: str) -> None:
     shares = dict(re.findall(rf"({names}) +([01]\.\d+)", text_of(executed)))
     assert shares[method] == max(shares.values())
     assert results["evidence"]["reason"] in text_of(executed)
-    assert {"index.faiss", "passages.json", "search.py", "bm25", "model", "mix.json"} <= {
+    assert {"index.faiss", "search.json", "search.py", "bm25", "model"} <= {
         path.name for path in (output / "search").iterdir()
     }
     model = SentenceTransformer(str(output / "model"), device="cpu")
@@ -76,7 +76,7 @@ def test_past_questions_are_searched_beside_their_answers(alone):
     executed, results = run("lejepa_training", alone, TINY | {"data_source": str(file), "batch_size": 0})
     assert results["data"]["split"].startswith("by question") and results["data"]["documents"] == 12
     assert "linear classifier" in text_of(executed) and results["plan"]["batch_size"] == 12
-    passages = json.loads((Path("out") / "search/passages.json").read_text())
+    passages = json.loads((Path("out") / "search/search.json").read_text())["passages"]
     assert len(passages) == 12 + 144
 
 
