@@ -45,11 +45,7 @@ def wilson(share: float, items: int) -> Interval:
     """The interval of a share of independent items (Wilson 1927): also of all and of none it is not a point."""
     spread = Z * math.sqrt(share * (1 - share) / items + (Z / (2 * items)) ** 2)
     middle, scale = share + Z**2 / (2 * items), 1 + Z**2 / items
-    low, high = (
-        min(share, (middle - spread) / scale),
-        max(share, (middle + spread) / scale),
-    )  # equal but for rounding at 0 and 1
-    return Interval(share, low, high, items)
+    return Interval(share, max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale), items)
 
 
 def bootstrap(measure: Callable[..., float], *columns_N: np.ndarray, groups: Sequence | None = None) -> Interval:

@@ -1,4 +1,4 @@
-"""Progress of a training run: a line or a bar, and metrics in W&B."""
+"""Progress of a training run: a line for each log, and metrics in W&B."""
 
 import os
 import time
@@ -8,12 +8,11 @@ from pathlib import Path
 import requests.utils
 from transformers import TrainerCallback
 from transformers.integrations import WandbCallback
-from transformers.utils.notebook import NotebookProgressCallback
 
 from helpers.notebook import secrets
 
 from . import tables
-from .tracking import is_watched, say
+from .tracking import say
 
 SHOWN = {"loss": ".4f", "eval_loss": ".4f", "learning_rate": ".2e", "skipped_steps": "d"}  # of a log, and its digits
 
@@ -35,19 +34,6 @@ class Progress(TrainerCallback):
             say("  ".join([f"step {state.global_step}/{state.max_steps}", *parts]))
 
 
-class LiveProgress(NotebookProgressCallback, Progress):
-    """transformers' own bar and table, which move with every step."""
-
-    def on_train_end(self, args, state, control, **kwargs):
-        self.training_tracker.predicted_remaining = None  # after one step it has no rate to show beside it: a TypeError
-        super().on_train_end(args, state, control, **kwargs)
-
-
-def progress() -> Progress:
-    """A bar where a person's notebook frontend is attached, lines elsewhere."""
-    return LiveProgress() if is_watched() else Progress()
-
-
 class Wandb(WandbCallback):
     """The stock callback with one W&B run for each trainer, which its later sessions continue.
 
@@ -60,22 +46,18 @@ class Wandb(WandbCallback):
         file = Path(args.output_dir, "wandb_run")
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
+            file.write_text(uuid.uuid4().hex, encoding="utf-8")
         os.environ |= {"WANDB_RUN_ID": file.read_text(encoding="utf-8"), "WANDB_RESUME": "allow"}
         os.environ |= {"WANDB_DIR": args.output_dir, "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
         os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")  # seconds
         server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
         if not (secrets.provide("WANDB_API_KEY") or requests.utils.get_netrc_auth(server)):
-            os.environ.setdefault(
-                "WANDB_MODE", "offline"
-            )  # without a key W&B would ask for one, and nobody may be there
+            os.environ.setdefault("WANDB_MODE", "offline")  # W&B would ask for a key, and nobody may be there
         self._wandb.teardown()  # a run that was left open, and the environment as wandb read it before
         try:
             super().on_train_begin(args, state, control, **kwargs)
         except Exception as error:
-            raise RuntimeError(
-                f"report_to='wandb': {error}. Set WANDB_MODE=offline in the environment, or report_to='none'"
-            ) from error
+            raise RuntimeError(f"report_to='wandb': {error}. Set WANDB_MODE=offline, or report_to='none'") from error
         say(
             f"W&B: {self._wandb.run.url or f'offline in {args.output_dir}, for want of a WANDB_API_KEY; `wandb sync` sends it'}"
         )

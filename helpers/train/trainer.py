@@ -26,7 +26,7 @@ from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Plan
 from helpers.run import checkpoint, folder_lock
 from helpers.show import tracking
-from helpers.show.progress import Wandb, progress
+from helpers.show.progress import Progress, Wandb
 
 from .duration import Duration
 from .interruption import NonFiniteLoss, Stopped, Stops, is_out_of_memory
@@ -65,7 +65,7 @@ class TrainerMixin(TrainerCallback):
         self.remove_callback(PrinterCallback)
         if self.pop_callback(WandbCallback):
             self.add_callback(Wandb())
-        for callback in (self.stops, self.engine, self.meter, self, self.duration, progress()):
+        for callback in (self.stops, self.engine, self.meter, self, self.duration, Progress()):
             self.add_callback(callback)
         self.engine.prepare(self.trained_module(), self.transformer())
         if plan.gradient_checkpointing:
