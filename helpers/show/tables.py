@@ -57,14 +57,14 @@ def cell(value: Any) -> str:
 
 def size(value: float | None) -> str | None:
     """Bytes in GiB or MiB."""
-    if value is None or value >= 2**30 / 10:
-        return value and f"{value / 2**30:.2f} GiB"
-    return f"{value / 2**20:.0f} MiB"
+    if value is None:
+        return None
+    return f"{value / 2**20:.0f} MiB" if value < 2**30 / 10 else f"{value / 2**30:.2f} GiB"
 
 
 def seconds(value: float | None) -> str | None:
     """Seconds in a unit that fits their size."""
     for unit, length, limit in UNITS:
         if value is not None and value < limit:
-            return f"{value / length:.3g} {unit}"
+            return f"{value / length:{'.2g' if value < 10 * length else '.0f'}} {unit}"
     return None
