@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from helpers.notebook.method import WRITTEN
-from tests.harness import ROOT, printed, python
+from tests.harness import ROOT, python
 from tools import closure, notebooks
 
 pytestmark = pytest.mark.once
@@ -74,23 +74,6 @@ def command_line(*arguments: object, cwd: Path = ROOT, hash_seed: str = "0") -> 
 
 
 # ---- the notebooks ----
-
-
-@pytest.mark.parametrize(("twin", "accelerator", "kind"), [("gpu", "GPU", "T4"), ("tpu", "TPU", "V5E1")])
-def test_a_notebook_is_valid_without_outputs_and_names_its_runtime(tiny, twin, accelerator, kind):
-    notebook = nbformat.reads(
-        notebooks.written(notebooks.notebook(tiny, twin)).decode(), as_version=nbformat.NO_CONVERT
-    )
-    nbformat.validate(notebook)
-    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
-    assert notebook.metadata == {
-        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-        "language_info": {"name": "python"},
-        "accelerator": accelerator,
-        "colab": {"gpuType": kind, "provenance": []},
-    }
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert code and all(cell.outputs == [] and cell.execution_count is None for cell in code)
 
 
 def test_twins_differ_in_tagged_cells_and_marked_lines_alone(tiny):
@@ -289,16 +272,3 @@ def test_setup_cell_refuses_a_damaged_payload(machine, damage):
     assert finished.returncode == 1
     assert finished.stderr.splitlines()[-1].startswith("RuntimeError: The payload is damaged")
     assert machine.unpacked() == []
-
-
-def test_a_built_notebook_runs_alone_in_a_kernel(tiny, machine):
-    """papermill with a parameter, one .ipynb in an empty folder, no PYTHONPATH: what an upload to Colab gives."""
-    (machine.cwd / "tiny.ipynb").write_bytes(notebooks.render(tiny.parent)["tiny.ipynb"])
-    command = "-m papermill --start-timeout 600 --no-progress-bar tiny.ipynb executed.ipynb -p use_tpu True"
-    printed(*command.split(), cwd=machine.cwd, env=machine.environment)
-    executed = nbformat.read(machine.cwd / "executed.ipynb", as_version=4)
-    assert {output.output_type for output in setup_of(executed).outputs} == {
-        "stream"
-    }  # no value of a last line is displayed
-    text = executed.cells[-1].outputs[0].text
-    assert re.fullmatch(rf"{machine.temp}/helpers-\w+/helpers/__init__\.py True\n", text)
