@@ -17,7 +17,8 @@ def macro_f1(labels_N: np.ndarray, predicted_N: np.ndarray) -> float:
     classes = 1 + max(labels_N.max(), predicted_N.max())
     texts = np.bincount(labels_N, minlength=classes)
     hits = np.bincount(labels_N[labels_N == predicted_N], minlength=classes)
-    f1 = 2 * hits / np.maximum(texts + np.bincount(predicted_N, minlength=classes), 1)
+    predictions = np.bincount(predicted_N, minlength=classes)
+    f1 = 2 * hits / np.maximum(texts + predictions, 1)
     return float(f1[texts > 0].mean())
 
 

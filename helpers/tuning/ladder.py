@@ -175,7 +175,8 @@ def climb(task: Task, seconds: float) -> list[Rung]:
             except Stopped:  # the user's signal ends the climb, too
                 raise
             except (RuntimeError, MemoryError) as error:
-                rung.outcome, rung.detail = Outcome.FAILED, str(error)[:120]
+                rung.outcome = Outcome.FAILED
+                rung.detail = str(error)[:120]
             clear_device_cache(garbage_collection=True)  # after `except`, whose traceback keeps the step's tensors
         tried.append(rung)
         tracking.say(f"{rung.name}: {rung.verdict}")
@@ -184,7 +185,8 @@ def climb(task: Task, seconds: float) -> list[Rung]:
     def grow_batch() -> None:
         """Doubles the batch while that is faster. `batch_size` allows one size alone."""
         batch = chosen(tried)[BATCH]
-        size, largest = 2 * batch, task.examples // devices // LEAST_STEPS
+        size = 2 * batch
+        largest = task.examples // devices // LEAST_STEPS
         if task.params.batch_size:
             size = largest = task.params.batch_size // devices
         outcome = Outcome.KEPT
@@ -205,7 +207,8 @@ def climb(task: Task, seconds: float) -> list[Rung]:
 
 def chosen(tried: list[Rung]) -> Settings:
     """The settings of the last rung that was kept."""
-    return [rung.settings for rung in tried if rung.outcome in (Outcome.START, Outcome.KEPT)][-1]
+    kept = [rung for rung in tried if rung.outcome in (Outcome.START, Outcome.KEPT)]
+    return kept[-1].settings
 
 
 # ---- 2. which learning rate, 3. is it as good
@@ -225,8 +228,9 @@ class Race:
 
 def candidates(fastest: Settings, reference: Settings) -> list[Settings]:
     """The fastest settings with the reference's rate times the root of k and times k, then on twice the examples; last at its batch."""
-    rate, k = reference[RATE], fastest[BATCH] / reference[BATCH]
-    larger = [fastest | {RATE: rate * factor} for factor in (math.sqrt(k), k)]
+    rate = reference[RATE]
+    k = fastest[BATCH] / reference[BATCH]
+    larger = [fastest | {RATE: rate * math.sqrt(k)}, fastest | {RATE: rate * k}]
     longer = [settings | {EXAMPLES: 2} for settings in larger]
     return [*larger, *longer, fastest | {BATCH: reference[BATCH], RATE: rate}]
 
@@ -248,7 +252,8 @@ def race(task: Task, tried: list[Rung], folder: Path, *, seconds: float) -> Race
     start, fastest, began = task.start, chosen(tried), now()
     labels = task.texts.validation.label.to_numpy()
     affordable = int(tried[0].ratios[0] * seconds / 6)  # six trials: the start, its rates, and candidates
-    result = Race(min(task.examples, max(LEAST_STEPS * start[BATCH], affordable)), start, start)
+    examples = max(LEAST_STEPS * start[BATCH], affordable)
+    result = Race(min(task.examples, examples), start, start)
     if len(labels) < DEV_TEXTS:
         result.detail = f"{len(labels)} dev texts cannot show that F1 is at most {F1_MARGIN} lower: {DEV_TEXTS} can. Give more rows."
         return result

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from torch.nn.functional import cross_entropy
 from torch.utils.data import SequentialSampler
 from transformers import (
     AutoModelForSequenceClassification,
@@ -114,7 +115,8 @@ def load_task(params: TuningParameters, texts: LabelledTexts, runtime: Runtime) 
             f"max_length={params.max_length}: the model reads {config.max_position_embeddings} tokens at most"
         )
     set_seed(params.seed)
-    config.update({"id2label": dict(enumerate(labels)), "label2id": {label: labels.index(label) for label in labels}})
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: labels.index(label) for label in labels}
     model = AutoModelForSequenceClassification.from_config(config)
     # A classifier may have no pooling layer.
     model.base_model.load_state_dict(backbone.state_dict(), strict=False)
@@ -146,8 +148,10 @@ class ClassifierTrainer(TrainerMixin, Trainer):
 
     def __init__(self, task: Task, settings: Settings, output_dir: Path, examples: int, train=None, **overrides):
         torch.compiler.reset()  # each trainer compiles its own copy, and after eight variants PyTorch would stop compiling
-        params, runtime, model = task.params, task.runtime, copy.deepcopy(task.model)
-        steps = max(1, round(examples * settings[EXAMPLES] / settings[BATCH] / runtime.device_count))
+        params, runtime = task.params, task.runtime
+        model = copy.deepcopy(task.model)
+        batches = examples * settings[EXAMPLES] / settings[BATCH] / runtime.device_count
+        steps = max(1, round(batches))
         plan = Plan(
             precision=next((half for half in ("bf16", "fp16") if settings.get(half)), "fp32"),
             per_device_batch_size=settings[BATCH],
@@ -175,7 +179,8 @@ class ClassifierTrainer(TrainerMixin, Trainer):
             "eval_accumulation_steps": 1,  # else logits grow on the device
         }
         padding = "max_length" if runtime.kind == "xla" else "longest"
-        fields |= {name: value for name, value in settings.items() if name in DIRECT}
+        for name in DIRECT & settings.keys():
+            fields[name] = settings[name]
         args = training_arguments(plan, runtime, output_dir, seed=params.seed, **fields | overrides)
         super().__init__(
             model=model,
@@ -252,18 +257,13 @@ def folder_of(settings: Settings, folder: Path, examples: int) -> Path:
     return folder / "trials" / "-".join(map(str, (examples, *settings.values())))
 
 
-def trained(task: Task, settings: Settings, folder: Path, examples: int) -> ClassifierTrainer:
-    """Trains on so many examples, times the settings' factor, or goes on with that run."""
+def run_trial(task: Task, settings: Settings, folder: Path, examples: int) -> Trial:
+    """A training run, or the rest of one, and what its model makes of each dev text."""
     trainer = ClassifierTrainer(task, settings, folder_of(settings, folder, examples), examples)
     trainer.train(resume_from_checkpoint=task.params.resume)
-    return trainer
-
-
-def run_trial(task: Task, settings: Settings, folder: Path, examples: int) -> Trial:
-    """A training run, and what its model makes of each dev text."""
-    trainer = trained(task, settings, folder, examples)
-    labels, logits = task.texts.validation.label.to_numpy(), trainer.logits("validation")
-    losses = torch.nn.functional.cross_entropy(torch.tensor(logits), torch.tensor(labels), reduction="none")
+    labels = task.texts.validation.label.to_numpy()
+    logits = trainer.logits("validation")
+    losses = cross_entropy(torch.tensor(logits), torch.tensor(labels), reduction="none")
     predicted = logits.argmax(axis=1)
     return Trial(
         settings,

@@ -52,11 +52,6 @@ def test_one_file_is_split_label_by_label_without_a_common_text(tmp_path):
     assert found.source == load_labelled(path, seed=1).source != load_labelled(path, seed=2).source
 
 
-def test_a_text_with_two_labels_is_left_out_and_counted(tmp_path):
-    found = load_labelled(write(tmp_path / "d.csv", [*numbered(40), ("both", "a"), ("Both", "b"), ("both", "a")]))
-    assert found.removed == 3 and not {"both", "Both"} & {*all_texts(found)}
-
-
 def test_columns_have_the_names_that_are_set(tmp_path):
     rows = [(text, "ignored", label) for text, label in numbered(40)]
     path = write(tmp_path / "d.csv", rows, ("review", "text", "stars"))

@@ -1,10 +1,6 @@
 """The tuned settings carried away: a script that trains with stock transformers, without this suite."""
 
-import csv
-import dataclasses
 import json
-import os
-from pathlib import Path
 
 import pytest
 from transformers import Trainer, pipeline
@@ -14,7 +10,7 @@ from helpers.tuning import export
 from helpers.tuning.data import load_texts
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.training import BATCH, ClassifierTrainer, load_task
-from tests.harness import printed, python
+from tests.harness import printed
 from tests.tuning_run import WORDS, write_csv
 
 pytestmark = pytest.mark.once
@@ -82,14 +78,6 @@ def test_the_script_trains_on_a_csv_without_this_suite(carried):
     assert [classify(words)[0]["label"] for words in WORDS.values()] == [*WORDS]
 
 
-def test_the_rows_of_the_notebook_lie_beside_the_script(carried):
-    task, _, folder = carried
-    with (folder / "stock/texts.csv").open() as file:
-        rows = [(row["text"], task.texts.labels.index(row["label"])) for row in csv.DictReader(file)]
-    splits = (task.texts.train, task.texts.validation, task.texts.test)
-    assert rows == [(row.text, row.label) for split in splits for row in split.itertuples()]
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -122,32 +110,3 @@ def watched_steps(trainer, monkeypatch) -> list[dict]:
     exec(RECORDER, names)
     trainer.train()
     return names["steps"]
-
-
-FIRST_TORCH = """
-import os, sys
-
-class Watch:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch":
-            print("HUGE PAGES", os.environ.get("THP_MEM_ALLOC_ENABLE"))
-
-sys.meta_path.insert(0, Watch())
-sys.path.insert(0, "stock")
-import train
-"""
-
-
-def test_the_script_asks_for_huge_pages_before_torch_is_imported(carried):
-    """torch reads the variable while it is imported; without it a step on a CPU has three times as many page faults."""
-    _, _, folder = carried
-    environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
-    done = python("-I", "-c", FIRST_TORCH, cwd=folder, env=environment)
-    assert done.stdout.splitlines()[:1] == ["HUGE PAGES 1"], done.stderr[-3000:]
-
-
-def test_for_a_tpu_nothing_is_written(carried, tmp_path: Path, capsys):
-    task, settings, _ = carried
-    on_tpu = dataclasses.replace(task, runtime=dataclasses.replace(task.runtime, kind="xla"))
-    assert export.write_stock(on_tpu, settings, tmp_path / "stock") == []
-    assert not (tmp_path / "stock").exists() and "not written for a TPU" in capsys.readouterr().out

@@ -69,3 +69,4 @@ def test_the_tpu_notebook_tunes_on_eight_virtual_devices(texts, alone, eight_dev
     _, results = run("hardware_tuning_tpu", alone, texts | {"max_length": 40})
     assert_whole_run(results, "xla")
     assert results["settings"]["start"]["optim"] == "adamw_torch" and results["plan"]["sequence_length"] <= 40
+    assert not Path("out/stock").exists()
