@@ -61,11 +61,6 @@ def test_ndcg_is_scikit_learns_over_the_best_passage_of_each_document():
         assert found == pytest.approx(ndcg_score([truth], [best], k=10))
 
 
-def test_of_equal_documents_the_first_comes_first():
-    equal_QN = np.zeros((len(QUESTIONS), len(PASSAGES)))
-    assert evaluation.Judge(collection(), QUESTIONS).ndcg(equal_QN) == pytest.approx(1 / np.log2([2, 3, 4, 5]))
-
-
 def test_headings_are_looked_for_in_the_bodies():
     passages = [Passage(str(n), f"Heading {n}", f"body {n}") for n in range(9)]
     assert evaluation.Judge(collection("headings", passages), []).texts[0] == "body 0"
@@ -90,7 +85,7 @@ def test_questions_choose_the_weights_of_every_model_and_then_the_model():
     assert choice.reason == "nDCG@10 on 100 dev questions: stock model 0.501, LeJEPA 0.601"
 
 
-def test_the_verdict_names_the_strongest_simple_method_and_compares_the_whole_trained_model():
+def test_the_verdict_compares_with_the_strongest_simple_method():
     tables = {STOCK: table(BM25_alone=0.5), TRAINED: table(meaning_alone=0.6)}
     choice = evaluation.choose(tables, DEFAULT, "questions")
     trained, kept = evaluation.verdicts(tables, {evaluation.CLASSIFIER: np.full(100, 0.4)}, choice)
@@ -115,8 +110,6 @@ def test_the_default_stays_where_nothing_is_ahead_by_a_standard_error():
     noise = np.random.default_rng(1).normal(0, 0.3, 100)
     near = {mix: values + (mix != DEFAULT) * (noise - noise.mean() + 0.01) for mix, values in table().items()}
     assert evaluation.choose({STOCK: near}, DEFAULT, "questions").mixes[STOCK] == DEFAULT
-    ahead = {mix: values + (mix != DEFAULT) * (noise - noise.mean() + 0.1) for mix, values in table().items()}
-    assert evaluation.choose({STOCK: ahead}, DEFAULT, "questions").mixes[STOCK] != DEFAULT
 
 
 @pytest.mark.parametrize(("pieces", "mix"), [(1, "meaning + 0.5 BM25"), (3, "meaning + 2 BM25")])
@@ -161,10 +154,9 @@ def test_the_saved_folder_searches_without_this_package(saved, tmp_path):
     assert "helpers" not in (saved / "search.py").read_text()
 
 
-def test_a_question_without_a_word_has_no_results_and_a_past_question_shows_its_answer(model, tmp_path):
+def test_a_past_question_shows_its_answer(model, tmp_path):
     passages = [*PASSAGES, Passage("file3", "", "where does the poet live", answer=PASSAGES[6].body)]
     texts = [passage.text for passage in passages]
     search.save(tmp_path, model, passages, encode(model, texts, "document"), Mix(words=1))
     saved = search.load(tmp_path)
-    assert saved("") == saved(" ?!") == []
     assert saved("where does the poet live")[0][1:] == ("file3", f"where does the poet live\n{PASSAGES[6].body}")

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.once
 # ---- rows and batches
 
 
-def test_rows_go_pass_after_pass_with_other_views_and_the_same_ones_for_a_seed():
+def test_rows_go_pass_after_pass_and_are_the_same_for_a_seed():
     examples = [Example("", (" ".join(f"word{n}-{i}" for i in range(40)),), str(n)) for n in range(5)]
     examples.append(Example("A question", ("its answer", "another wording", "a third"), "5"))
     rows = pairs(examples, views, 16, 3, seed=1)
@@ -27,7 +27,7 @@ def test_rows_go_pass_after_pass_with_other_views_and_the_same_ones_for_a_seed()
     assert wordings > {"its answer"} and wordings <= {"its answer", "another wording", "a third"}
 
 
-def test_no_answer_is_twice_in_a_batch_and_all_questions_of_an_answer_come_as_often():
+def test_no_answer_is_twice_in_a_batch_and_its_questions_take_turns():
     """A row that repeats the answer of another would be a negative of itself."""
     examples = [Example(f"question {n}", (f"answer {n % 7}",), str(n % 7)) for n in range(31)]
     rows = pairs(examples, views, 31, 5, seed=0)
@@ -59,7 +59,7 @@ def test_logs_hold_the_terms_of_which_the_loss_is_made(finished):
         assert entry["loss"] == pytest.approx(entry["invariance"] + entry["sigreg"] + entry["contrastive"], abs=2e-4)
 
 
-def test_a_plan_that_accumulates_and_memory_that_runs_out_part_the_batch_and_keep_it(finished):
+def test_accumulation_and_short_memory_change_no_loss(finished):
     whole = finished(dropout=0.0, batch_size=16, steps=4)
     planned = finished(dropout=0.0, batch_size=4, accumulation=4, steps=4)
     shrunk = finished(dropout=0.0, batch_size=16, steps=4, fits=2)

@@ -51,7 +51,7 @@ def assert_whole_run(results, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.once
-def test_the_gpu_notebook_runs_alone_and_a_second_run_measures_nothing_again(texts, alone):
+def test_the_gpu_notebook_runs_alone_and_a_second_run_measures_nothing(texts, alone):
     executed, results = run("hardware_tuning", alone, texts)
     assert_whole_run(results, "cpu")
     assert results["data"]["source"] == "texts.csv" and re.fullmatch("[0-9a-f]{64}", results["data"]["sha256"])

@@ -29,7 +29,7 @@ def test_padding_changes_no_logit(cpu, tmp_path):
     assert np.allclose(dynamic.logits("test"), fixed.logits("test"), atol=1e-5)
 
 
-def test_a_grouped_run_killed_in_its_second_epoch_ends_with_the_same_weights(tmp_path):
+def test_a_grouped_run_killed_in_its_second_epoch_ends_the_same(tmp_path):
     grouped = {"settings": {"train_sampling_strategy": "group_by_length"}, "steps": 18}  # 8 steps an epoch
     run = functools.partial(train, "tests.tuning_run")
     whole = tmp_path / "whole", result(run(tmp_path / "whole", **grouped))
