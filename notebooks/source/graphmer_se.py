@@ -43,9 +43,6 @@
 # If you are disconnected, press **Run all** again: the run goes on, as long as its disk is there. Colab and Kaggle delete the disk with the runtime, so
 # set `keep_in` (in Colab: `drive`).
 
-# %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers bm25s charset-normalizer scipy scikit-learn pyrefly protobuf wandb matplotlib
-
 # %% [markdown]
 # ## Your settings
 #
@@ -54,6 +51,9 @@
 
 # %% tags=["parameters"]
 # parameters: helpers.graphmer.parameters.GraphParameters
+
+# %% tags=["setup"]
+# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers bm25s charset-normalizer scipy scikit-learn pyrefly protobuf wandb matplotlib
 
 # %%
 from helpers import parameters

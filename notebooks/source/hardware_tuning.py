@@ -33,9 +33,6 @@
 #
 # The defaults are `bert-base-uncased` (Apache-2.0) and `dair-ai/emotion` (for education and research). We ran these cells with other models and data.
 
-# %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers charset-normalizer scipy scikit-learn wandb nvidia-ml-py matplotlib
-
 # %% [markdown]
 # ## Your settings
 #
@@ -44,6 +41,9 @@
 
 # %% tags=["parameters"]
 # parameters: helpers.tuning.parameters.TuningParameters
+
+# %% tags=["setup"]
+# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers charset-normalizer scipy scikit-learn wandb nvidia-ml-py matplotlib
 
 # %%
 import time

@@ -46,9 +46,6 @@
 # If you are disconnected, press **Run all** again: the run goes on, as long as its disk is there. Colab and Kaggle delete the disk with the runtime, so
 # set `keep_in` (in Colab: `drive`).
 
-# %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic filelock peft trl sentence-transformers charset-normalizer scipy wandb matplotlib
-
 # %% [markdown]
 # ## Your settings
 #
@@ -65,6 +62,9 @@
 
 # %% tags=["parameters"]
 # parameters: helpers.legal.parameters.LegalParameters
+
+# %% tags=["setup"]
+# requirements: torch transformers accelerate datasets pydantic filelock peft trl sentence-transformers charset-normalizer scipy wandb matplotlib
 
 # %%
 # In every process: settings

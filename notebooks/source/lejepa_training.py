@@ -53,9 +53,6 @@
 # If you are disconnected, press **Run all** again: the run goes on, as long as its disk is there. Colab and Kaggle delete the disk with the runtime, so
 # set `keep_in` (in Colab: `drive`).
 
-# %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers faiss-cpu bm25s beautifulsoup4 pypdf python-docx charset-normalizer scipy scikit-learn wandb matplotlib
-
 # %% [markdown]
 # ## Your settings
 #
@@ -65,6 +62,9 @@
 
 # %% tags=["parameters"]
 # parameters: helpers.lejepa.parameters.EmbeddingParameters
+
+# %% tags=["setup"]
+# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers faiss-cpu bm25s beautifulsoup4 pypdf python-docx charset-normalizer scipy scikit-learn wandb matplotlib
 
 # %%
 from helpers import parameters

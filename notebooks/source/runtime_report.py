@@ -28,11 +28,6 @@
 # Nothing is kept but the figures, and nothing is sent anywhere. **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*). Without one
 # the same code runs on the CPU with small samples, and the figures say nothing.
 
-# %% tags=["setup"]
-# requirements: torch transformers accelerate datasets peft trl sentence-transformers faiss-cpu bm25s pydantic filelock wandb matplotlib papermill charset-normalizer scipy
-# notebooks: graphmer_se hardware_tuning legal_cot_sft lejepa_training tinystories_reservoir
-# files: benchmarks/gpu.py benchmarks/report.py benchmarks/stock.py docs/evidence/gpu.py
-
 # %% [markdown]
 # ## Your settings
 #
@@ -49,6 +44,11 @@ parts: str = ""  # @param {type:"string"}
 output: str = "runtime_report.json"  # @param {type:"string"}
 # @markdown Folder with the models, by the last part of their ids, where no hub can be reached.
 models: str = ""  # @param {type:"string"}
+
+# %% tags=["setup"]
+# requirements: torch transformers accelerate datasets peft trl sentence-transformers faiss-cpu bm25s pydantic filelock wandb matplotlib papermill charset-normalizer scipy
+# notebooks: graphmer_se hardware_tuning legal_cot_sft lejepa_training tinystories_reservoir
+# files: benchmarks/gpu.py benchmarks/report.py benchmarks/stock.py docs/evidence/gpu.py
 
 # %%
 import json

@@ -34,9 +34,6 @@
 # If you are disconnected, press **Run all** again: the run goes on, as long as its disk is there. Colab and Kaggle delete the disk with the runtime, so
 # set `keep_in` (in Colab: `drive`).
 
-# %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic filelock charset-normalizer wandb matplotlib
-
 # %% [markdown]
 # ## Your settings
 #
@@ -46,6 +43,9 @@
 
 # %% tags=["parameters"]
 # parameters: helpers.reservoir.parameters.ReservoirParameters
+
+# %% tags=["setup"]
+# requirements: torch transformers accelerate datasets pydantic filelock charset-normalizer wandb matplotlib
 
 # %% [markdown]
 # ## Your text
