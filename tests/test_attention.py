@@ -55,7 +55,7 @@ def test_registered_attention_takes_what_stock_attention_refuses():
 # ---- queries in parts
 
 
-def test_queries_of_a_causal_text_never_meet_a_key_after_the_end_of_their_part():
+def test_queries_never_meet_a_key_after_the_end_of_their_part():
     """A key and a value without numbers would be seen in the products, whatever the mask makes of them."""
     module, mask = llama().model.layers[0].self_attn, torch.full((16, 16), torch.finfo(torch.float32).min).triu(1)
     use_one_dtype(llama())
@@ -102,7 +102,7 @@ print("ANSWERS", json.dumps({"whole": whole, "parts": parts, "seen": [shape in b
 """
 
 
-def test_on_eight_xla_devices_the_loss_and_the_gradients_of_parts_are_those_of_whole_attention():
+def test_on_xla_parts_have_the_loss_and_gradients_of_whole_attention():
     answers = answers_on_xla(ON_XLA)
     whole, parts = answers["whole"], answers["parts"]
     assert answers["seen"] == [False, True]

@@ -112,7 +112,7 @@ def test_a_tpu_that_is_not_there_is_warned_of_once_and_the_run_goes_on():
 
 
 @needs_libtpu
-def test_a_tpu_that_another_process_holds_stops_the_run_and_names_that_process(tmp_path):
+def test_a_tpu_that_another_process_holds_is_named_with_that_process(tmp_path):
     (seen,) = detect((True,), folder=tmp_path, files="accel0 vfio/0", held="/dev/accel0", PJRT_DEVICE="TPU")["answers"]
     expected = r"RuntimeError: .* cannot be used: The TPU is already in use by process with pid \d+\..*end that process.*use_tpu=False"
     assert re.match(expected, seen["error"]), seen
@@ -120,7 +120,7 @@ def test_a_tpu_that_another_process_holds_stops_the_run_and_names_that_process(t
 
 @needs_libtpu
 @pytest.mark.parametrize("files", ["accel0", ""])
-def test_a_chip_that_does_not_start_stops_the_run_and_an_absent_one_does_not(files, tmp_path):
+def test_a_chip_that_does_not_start_stops_the_run(files, tmp_path):
     kaggle = {"PJRT_DEVICE": "TPU", "TPU_PROCESS_ADDRESSES": "local"}
     (seen,) = detect((True,), folder=tmp_path, files=files, **kaggle)["answers"]
     if files:
@@ -242,7 +242,7 @@ print(json.dumps(dict(restored=restored, misses=misses, written=[path.name for p
 
 
 @ON_XLA
-def test_compiled_programs_are_kept_with_the_run_and_brought_to_a_new_machine(tmp_path):
+def test_compiled_programs_are_brought_to_a_new_machine(tmp_path):
     """A CPU's programs are written and looked for, but XLA can load only those of a TPU."""
     environment = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2", "TF_CPP_MIN_LOG_LEVEL": "2"}
     seen = []

@@ -99,7 +99,7 @@ def equal(one, other):
 # ---- sequences
 
 
-def test_an_example_depends_on_seed_and_index_alone_and_every_epoch_has_its_own(world, chains):
+def test_an_example_depends_on_seed_index_and_epoch_alone(world, chains):
     again, many = world.chains(), len(chains)
     for index in (5, 0, 2 * many + 7):
         assert equal(again[index], chains[index])
@@ -126,7 +126,7 @@ def test_leaves_are_true_triples_of_training_or_wrong_ones_of_no_part(world, epo
     assert counts[0] > 500 and counts[1] > 500 and counts[NOTHING] > 100
 
 
-def test_wrong_tails_are_of_an_admitted_type_and_hard_ones_are_near_the_right_one(world):
+def test_wrong_tails_are_of_an_admitted_type_and_hard_ones_are_near(world):
     entities, encoded, draw = world.encoded.entities, world.encoded, random.Random(0)
     true_looks, near = defaultdict(set), {"hard": Counter(), "type_consistent": Counter()}
     for head, relation, tail in directed(world, world.known):

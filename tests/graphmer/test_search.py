@@ -56,7 +56,7 @@ def package(tmp_path):
     return write(tmp_path / "shop", {"__init__.py": SOURCE, "broken.py": "def f(:\n", "tests/test_shop.py": test})
 
 
-def test_definitions_have_their_code_without_the_docstring_and_classes_without_bodies(package):
+def test_code_of_a_definition_has_no_docstring_and_no_methods_bodies(package):
     found = {one.name: one for one in read_file(package / "__init__.py", package)}
     names = ("Cache", "Cache.full", "Cache.drop_oldest", "read_settings", "short")
     assert found.keys() == {f"shop.{name}" for name in names}
@@ -102,7 +102,7 @@ def test_batches_are_of_one_package_each_and_hold_no_pair_twice():
         in_batches(rows, batch_size=200, steps=1, seed=0)
 
 
-def test_packages_that_choose_and_that_test_are_in_no_training_pair_and_the_first_package_stays():
+def test_packages_that_choose_or_test_are_in_no_training_pair():
     rows = some_rows({"mine": 50, "a": 60, "b": 120, "c": 45, "d": 10})
     parts = hold_out(rows, dev=1, test=1)
     packages = [set(part["package"]) for part in parts]
@@ -198,7 +198,7 @@ def trained(sources: Path, folder: Path, kill_step: int = 0) -> subprocess.Compl
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one_and_its_export_loads_elsewhere(library, tmp_path):
+def test_a_killed_search_training_ends_the_same_and_loads_elsewhere(library, tmp_path):
     cpu_here()
     whole = trained(library, tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr[-3000:]

@@ -62,7 +62,7 @@ def test_modules_of_the_same_content_stay_together():
         assert len(found) == 1
 
 
-def test_units_that_are_too_few_give_way_to_smaller_ones_and_the_splits_say_so():
+def test_units_that_are_too_few_give_way_to_smaller_ones():
     graph = random_graph(modules=2, functions=30)  # one package
     splits = split_by_unit(graph, seed=0)
     assert splits.reason == "held out by definition (61 of them): by package they would be too few or too large"

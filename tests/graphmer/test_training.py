@@ -38,7 +38,7 @@ def undisturbed(sources, tmp_path_factory):
 
 
 @pytest.mark.once
-def test_the_curriculum_changes_the_length_at_its_step_and_the_run_has_its_steps(undisturbed):
+def test_the_curriculum_changes_the_length_at_its_step(undisturbed):
     _, outcome = undisturbed("cpu")
     assert outcome["train"]["steps"] == 12
     assert outcome["shapes"] == [[8, 32]] * 6 + [[8, 48]] * 6
