@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -111,19 +112,24 @@ def legal(machine, folder: Path):
     return LegalTrainer(model, arguments, train, dev, tokenizer, plan=plan, runtime=machine)
 
 
+def short_name(name):
+    """`tax` of `shop.goods.Thing.price(tax)`, and of a further definition of a name that name."""
+    return re.split("[.(]", name.rstrip(")"))[-1].partition("#")[0]
+
+
 def fixed_graph():
     """The graph of equal_graph.json; the texts of its modules have a line for each definition and each of its triples."""
     from helpers.graphmer.graph.knowledge_graph import Entity, new_graph
 
     stored = json.loads((ROOT / "tools" / "equal_graph.json").read_text(encoding="utf-8"))
     entities = []
-    for name, kind, short, status, module, *lines in stored["entities"]:
-        entities.append(Entity(name, kind, short, module if status == "defined" else "", *lines))
+    for name, kind, _short, status, module, *lines in stored["entities"]:
+        entities.append(Entity(name, kind, module if status == "defined" else "", *lines))
     triples = [(entities[head].id, relation, entities[tail].id) for head, relation, tail in stored["triples"]]
     lines: dict[str, dict[int, str]] = {}
     for entity in entities:
         if entity.line:
-            lines.setdefault(entity.module, {})[entity.line] = f"{entity.type} {entity.name}"
+            lines.setdefault(entity.module, {})[entity.line] = f"{entity.type} {short_name(entity.id)}"
     by_id = {entity.id: entity for entity in entities}
     for head, relation, tail in triples:
         module = lines.get(by_id[head].module, {})
@@ -131,7 +137,7 @@ def fixed_graph():
         while line in module:
             line += 1
         if line <= by_id[head].end_line:
-            module[line] = f"    {relation} {by_id[tail].name}"
+            module[line] = f"    {relation} {short_name(tail)}"
     modules = {}
     for module, texts in sorted(lines.items()):
         modules[module] = "\n".join(texts.get(line, "") for line in range(1, max(texts) + 1))
@@ -164,7 +170,7 @@ def graphmer_search(machine, folder: Path):
     rows = []
     for entity in documents.graph.entities.values():
         if entity.type in ("function", "method") and entity.line:
-            question = " ".join(entity.name.split("_"))
+            question = " ".join(short_name(entity.id).split("_"))
             package = entity.module.partition(".")[0]
             rows.append({"question": question, "code": documents.text(entity.id), "package": package})
     pairs = Dataset.from_list(rows)

@@ -64,7 +64,7 @@ class Relations:
         ontology = read_ontology()
         relations = [*ontology.values()]
         self.forward = len(relations)
-        inverses = [relation.inverse or f"inverse {relation.name}" for relation in relations]
+        inverses = [relation.inverse or f"inverse {name}" for name, relation in ontology.items()]
         self.names = ["", *ontology, *inverses]
         tail_types = [relation.range for relation in relations] + [relation.domain for relation in relations]
         self.tail_types = [frozenset(), *tail_types]

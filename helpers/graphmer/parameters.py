@@ -1,11 +1,9 @@
 """Parameters of the GraphMER notebooks: what is asked, how the search is tuned, and which configuration the encoder has."""
 
-import dataclasses
-
 from pydantic import model_validator
 
 from helpers.data.hub import MINILM
-from helpers.machine.runtime import Runtime, choose_precision
+from helpers.machine.runtime import Runtime
 from helpers.parameters import NO_NETWORK, SAMPLE, Parameters, Source, parameter
 
 from .configuration import PROFILES, Configuration, override, read_configuration
@@ -94,14 +92,6 @@ class GraphParameters(Parameters):
             "checkpointing.activation_checkpointing": AUTO,
         }
         return override(configuration, values | changes)
-
-
-def in_precision(machine: Runtime, configuration: Configuration) -> Runtime:
-    """The machine with `run.mixed_precision`. Raises ValueError: a precision that it cannot train in."""
-    precision, reason = choose_precision(
-        machine.kind, machine.device_name, machine.compute_capability, configuration.run.mixed_precision
-    )
-    return dataclasses.replace(machine, precision=precision, precision_reason=reason)
 
 
 def parse_changes(text: str) -> dict[str, str]:

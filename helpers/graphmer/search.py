@@ -19,15 +19,14 @@ import numpy as np
 from helpers.data.bm25 import Bm25
 from helpers.data.words import code_words
 
-from .graph.index import Definition, Index
-from .graph.sources import TEST_FOLDERS
+from .graph.index import Index
 from .text import definition_text
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+MOST = 5  # hits
 KINDS = ("function", "method", "class")
-TEST_FILE = re.compile(r"(test_.*|.*_test|conftest)\.py")
 CODE_TOKENS = 64  # of a definition that the encoder reads: its name, its signature and the first lines
 ENDING = re.compile(r"(?<=\w{3})(?:at)?(?:ions?|ings?|ors?|ers?|ed|es|ly|s|e)$")
 # Weights of the z-scores, which the docstrings of three development packages chose (benchmarks/code_search.py; two of three seeds).
@@ -87,45 +86,30 @@ def fuse(lexical_N, cosine_N):
     return lexical_N + DENSE_WEIGHT * standardise(cosine_N)
 
 
-def search(
-    index: Index,
-    question: str,
-    *,
-    model: str | Path | None = None,
-    most: int = 5,
-) -> list[Hit]:
-    """The definitions outside of tests that fit a question best, at most `most`; none if no word fits.
+def search(index: Index, question: str, *, model: str | Path | None = None) -> list[Hit]:
+    """The five definitions outside of tests that fit a question best; none if no word fits.
 
     model: folder of a saved SentenceTransformer, such as `search_model` in the output folder of a run.
 
     Raises FileNotFoundError (no model in the folder), ValueError (a repository without definitions).
     """
-    definitions = [one for one in index.definitions.values() if one.kind in KINDS and not in_tests(one)]
+    definitions = [one for one in index.definitions.values() if one.kind in KINDS and not one.source.is_test]
     if not definitions:
         raise ValueError("the repository defines no function and no class outside of its tests")
-    names, texts = [], []
-    for definition in definitions:
-        names.append(definition.id)
-        texts.append(definition_text(definition.id, definition.source.lines[definition.line - 1 : definition.end_line]))
+    names = [one.id for one in definitions]
+    texts = [definition_text(one.id, one.source.lines[one.line - 1 : one.end_line]) for one in definitions]
     scores_N, matches_N = CodeSearch(names, texts).scores(question)
     if model is not None:
         encoder = _load(model)
         [question_D] = embed(encoder, [question])
         scores_N = fuse(scores_N, embed(encoder, texts) @ question_D)
         matches_N[:] = bool(words(question))
+    order = np.argsort(-scores_N, kind="stable")
     hits = []
-    for place in np.argsort(-scores_N, kind="stable"):
-        if matches_N[place]:
-            definition = definitions[place]
-            score, defined = round(float(scores_N[place]), 2), definition.source.line(definition.line)
-            hits.append(Hit(definition.id, definition.kind, score, defined))
-    return hits[:most]
-
-
-def in_tests(definition: Definition) -> bool:
-    """Whether a definition is in a file of tests."""
-    path = Path(definition.source.path)
-    return bool(TEST_FILE.fullmatch(path.name)) or not TEST_FOLDERS.isdisjoint(path.parts)
+    for place in order[matches_N[order]][:MOST]:
+        definition, score = definitions[place], round(float(scores_N[place]), 2)
+        hits.append(Hit(definition.id, definition.kind, score, definition.source.line(definition.line)))
+    return hits
 
 
 def _load(folder):

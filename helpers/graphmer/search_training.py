@@ -130,11 +130,6 @@ def reciprocal_rank(scores_N, right: int) -> float:
     return float(1 / rankdata(-scores_N)[right])
 
 
-def choose_row(ranks: Mapping[str, Sequence[float]]) -> str:
-    """The row with the best mean; of equal ones the first."""
-    return max(ranks, key=lambda row: np.mean(ranks[row]))
-
-
 def verdict(rows: Mapping[str, Sequence[float]], groups: Sequence[str], best: str) -> list[dict]:
     """MRR of each row, and how far the row `best` is above it, with a 95 % interval: a bootstrap over groups of questions."""
     table = []

@@ -58,7 +58,7 @@
 # %%
 from helpers import parameters
 from helpers.data.data_source import DataSource, locate
-from helpers.graphmer.parameters import GraphParameters, in_precision
+from helpers.graphmer.parameters import GraphParameters
 from helpers.machine import runtime
 from helpers.notebook import secrets
 from helpers.notebook.settings import say_changed
@@ -69,7 +69,7 @@ secrets.provide("HF_TOKEN")
 params = parameters.check(GraphParameters, globals())
 machine = runtime.detect(params.use_tpu, params.precision)
 configuration = params.configuration(machine)
-machine = in_precision(machine, configuration)
+machine = runtime.detect(params.use_tpu, configuration.run.mixed_precision)
 run = RunFolder.claim("graphmer_se", params)
 place = locate(params.data_source)  # a run that goes on has its uploaded file
 data_source = str(place.path or place.value)
@@ -169,7 +169,7 @@ ranks = {
     }
     for split in ("dev", "test")
 }
-chosen = search_training.choose_row(ranks["dev"])
+chosen = max(ranks["dev"], key=lambda row: ranks["dev"][row].mean())
 encoders_alone = {"start": start["test"]["encoder"], "tuned": tuned["test"]["encoder"]}
 test_questions = parts.test["question"]
 search_table = search_training.verdict(ranks["test"] | encoders_alone, test_questions, chosen)

@@ -1,10 +1,8 @@
-"""Search in words: pairs of docstrings, BM25 against its formula, what is found, and a tuned encoder elsewhere and after a kill."""
+"""Search in words: pairs of docstrings, BM25 against its formula, what is found, and with a saved encoder."""
 
-import json
-import subprocess
 from collections import Counter
-from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -13,7 +11,8 @@ from helpers.graphmer.graph.index import read_index
 from helpers.graphmer.pairs import hold_out, in_batches, pairs, read_file
 from helpers.graphmer.search import search, words
 from helpers.graphmer.search_training import freeze_lower_half
-from tests.harness import cpu_here, isolated, run, write
+from helpers.train.sentence_encoder import load_sentence_encoder
+from tests.harness import write
 
 pytestmark = pytest.mark.once
 
@@ -56,7 +55,7 @@ def package(tmp_path):
     return write(tmp_path / "shop", {"__init__.py": SOURCE, "broken.py": "def f(:\n", "tests/test_shop.py": test})
 
 
-def test_code_of_a_definition_has_no_docstring_and_no_methods_bodies(package):
+def test_definitions_have_no_docstring_and_classes_no_bodies(package):
     found = {one.name: one for one in read_file(package / "__init__.py", package)}
     names = ("Cache", "Cache.full", "Cache.drop_oldest", "read_settings", "short")
     assert found.keys() == {f"shop.{name}" for name in names}
@@ -102,7 +101,7 @@ def test_batches_are_of_one_package_each_and_hold_no_pair_twice():
         in_batches(rows, batch_size=200, steps=1, seed=0)
 
 
-def test_packages_that_choose_or_test_are_in_no_training_pair():
+def test_held_out_packages_are_in_no_training_pair():
     rows = some_rows({"mine": 50, "a": 60, "b": 120, "c": 45, "d": 10})
     parts = hold_out(rows, dev=1, test=1)
     packages = [set(part["package"]) for part in parts]
@@ -146,71 +145,8 @@ def test_a_question_that_nothing_fits_has_no_hit_in_any_script(package, question
     assert search(read_index(package), question) == []
 
 
-# ---- the tuned encoder
-
-
-RUN = """
-import json, os, signal, sys
-import torch
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from transformers import TrainerCallback
-from helpers.graphmer import search_training as training
-from helpers.graphmer.graph.index import read_index
-from helpers.graphmer.pairs import in_batches, pairs
-from helpers.machine import runtime
-from helpers.train.sentence_encoder import load_sentence_encoder
-torch.set_num_threads(1)
-rows = pairs([sys.argv[1]])
-model = load_sentence_encoder("sample", texts=rows["code"], max_seq_length=64)
-training.freeze_lower_half(model)
-machine = runtime.detect(False, "fp32")
-plan = training.search_plan(model, 4, machine, batch_size=8, max_steps=4)
-batches = in_batches(rows, batch_size=8, steps=4, seed=0)
-loss = MultipleNegativesRankingLoss(model)
-trainer = training.new_search_trainer(model, batches, batches.select(range(8)), loss, plan, machine, sys.argv[2], seed=0)
-
-class Kill(TrainerCallback):
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        if state.global_step + 1 == int(sys.argv[3]):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-trainer.add_callback(Kill())
-trainer.train()
-trainer.save_model(sys.argv[2] + "/model")
-print("LOSSES " + json.dumps([each["loss"] for each in trainer.state.log_history if "loss" in each]))
-"""
-ELSEWHERE = """
-import sys
-try:
-    import helpers
-    raise SystemExit("helpers can be imported: this is not elsewhere")
-except ModuleNotFoundError:
-    pass
-from sentence_transformers import SentenceTransformer
-model = SentenceTransformer(sys.argv[1], device="cpu")
-codes = ["def read(path):\\n    return open(path).read()", "def add(a, b):\\n    return a + b"]
-print(model.similarity(model.encode(["reads a file"]), model.encode(codes)).shape, model.max_seq_length)
-"""
-
-
-def trained(sources: Path, folder: Path, kill_step: int = 0) -> subprocess.CompletedProcess:
-    return run("-c", RUN, sources, folder, kill_step)
-
-
-@pytest.mark.slow
-def test_a_killed_search_training_ends_the_same_and_loads_elsewhere(library, tmp_path):
-    cpu_here()
-    whole = trained(library, tmp_path / "whole")
-    assert whole.returncode == 0, whole.stderr[-3000:]
-    assert trained(library, tmp_path / "killed", kill_step=3).returncode < 0
-    resumed = trained(library, tmp_path / "killed")
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
-    losses = [json.loads(one.stdout.rsplit("LOSSES ", 1)[1]) for one in (whole, resumed)]
-    assert losses[0] == losses[1]
-    weights = [(tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "killed")]
-    assert weights[0] == weights[1]
-    output = isolated(ELSEWHERE, tmp_path / "whole/model", folder=tmp_path)
-    assert output.split() == ["torch.Size([1,", "2])", "64"]
-    assert not [*(tmp_path / "whole/model").rglob("*.bin")]
-    found = search(read_index(library), "decode a JSON document", model=tmp_path / "whole/model")
-    assert len(found) == 5 and torch.isfinite(torch.tensor([one.score for one in found])).all()
+def test_a_saved_encoder_orders_all_definitions(package, tmp_path):
+    load_sentence_encoder("sample", texts=[SOURCE]).save_pretrained(str(tmp_path / "model"))
+    (package / "broken.py").unlink()
+    found = search(read_index(package), "nowhere in the sources", model=tmp_path / "model")
+    assert len(found) == 5 and np.isfinite([one.score for one in found]).all()

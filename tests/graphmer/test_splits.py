@@ -19,13 +19,13 @@ def random_graph(modules=40, functions=5, triples=900, seed=0, texts=None):
     entities, names, made = [], [], []
     for number in range(modules):
         package, module = f"p{number // 2}", f"p{number // 2}.m{number}"
-        entities += [Entity(name, kind, name, module=name) for name, kind in ((package, "package"), (module, "module"))]
+        entities += [Entity(name, kind, module=name) for name, kind in ((package, "package"), (module, "module"))]
         made.append(Triple(package, "contains", module))
         for function in range(functions):
             name = f"{module}.f{function}"
             names.append(name)
-            entities.append(Entity(name, "function", name, module=module))
-    outside = [Entity(f"builtins.{name}", "function", name) for name in "abc"]
+            entities.append(Entity(name, "function", module=module))
+    outside = [Entity(f"builtins.{name}", "function") for name in "abc"]
     entities += outside
     targets = names + [entity.id for entity in outside] * 10
     made += [Triple(draw.choice(names), draw.choice(RELATIONS), draw.choice(targets)) for _ in range(triples)]

@@ -2,7 +2,6 @@
 
 import builtins
 import itertools
-import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ CALLABLE = ("function", "method")
 OF_CLASSES = {"raised": "raises", "caught": "catches", "returns": "returns", "has_type": "has_type"}
 ABOVE = {"class": "inherits_from", "method": "overrides"}
 MAKE_NOTHING = ("builtins.super", "builtins.type")  # classes that are called to look something up
-FILE_OF_TESTS = re.compile(r"(^|\.)(test_[^.]*|[^.]*_test|tests)$")
 BUILTINS = {f"builtins.{name}": value for name, value in vars(builtins).items() if isinstance(value, type)}
 
 
@@ -37,18 +35,18 @@ def build_graph(index: Index) -> KnowledgeGraph:
             types[name] = "package"
         elif definition.kind in CALLABLE and last == "__init__":
             types[name] = "constructor"
-        elif definition.kind in CALLABLE and last.startswith("test") and FILE_OF_TESTS.search(source.module):
+        elif definition.kind in CALLABLE and last.startswith("test") and source.is_test:
             types[name] = "test"
     for head, relation, tail in [*triples]:
         is_test = types[head] == "test" and relation in ("calls", "instantiates") and tail in definitions
-        if is_test and not FILE_OF_TESTS.search(definitions[tail].source.module):
+        if is_test and not definitions[tail].source.is_test:
             triples.add((head, "tests", tail))
     entities = []
     for name in definitions.keys() | {tail for _, _, tail in triples}:
         place: Any = ()
         if name in definitions:
             place = definitions[name].source.module, definitions[name].line, definitions[name].end_line
-        entities.append(Entity(name, types.get(name, "class"), re.split(r"[.(]", name.rstrip(")"))[-1], *place))
+        entities.append(Entity(name, types.get(name, "class"), *place))
     return new_graph(entities, triples, {module: source.text for module, source in index.modules.items()})
 
 

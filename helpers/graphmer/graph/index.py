@@ -424,14 +424,11 @@ def run_engine(sources: Sequence[Source]) -> bytes:
             lines[source.group][mirrored(source)] = len(source.lines)
         content = b""
         for group in sorted(lines):
-            roots = [(other, root) for other, root in roots_of(sources) if other in (0, group)]
-            configuration = CONFIGURATION.format(
-                group=group,
-                search_path=json.dumps(
-                    [f"{other}/{root}" for other, root in sorted(roots, key=lambda root: root[0] == 0)]
-                ),
-                version="{}.{}".format(*sys.version_info),
-            )
+            roots = [f"{own}/{root}" for own, root in roots_of(sources) if own == group]
+            if group:
+                roots += [f"{own}/{root}" for own, root in roots_of(sources) if own == 0]
+            version = "{}.{}".format(*sys.version_info)
+            configuration = CONFIGURATION.format(group=group, search_path=json.dumps(roots), version=version)
             (folder / "pyrefly.toml").write_text(configuration, encoding="utf-8")
             content += run_group(folder, lines[group])
     missing = missing_facts(content)

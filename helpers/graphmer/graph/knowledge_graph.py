@@ -15,7 +15,6 @@ class Entity(NamedTuple):
 
     id: str
     type: str
-    name: str
     module: str = ""  # "" of what is outside of the sources: of the language or its library
     line: int = 0  # first and last of the definition, from 1; 0 where the sources have none
     end_line: int = 0
@@ -61,7 +60,6 @@ def new_graph(
 class Relation:
     """One relation; `domain` and `range` hold the subtypes of what the file names, too."""
 
-    name: str
     domain: frozenset[str]
     range: frozenset[str]
     antisymmetric: bool = False
@@ -83,5 +81,5 @@ def read_ontology() -> dict[str, Relation]:
     for name, table in tables["relations"].items():
         for end in ("domain", "range"):
             table[end] = frozenset().union(*(below[kind] for kind in table[end]))
-        relations[name] = Relation(name=name, **table)
+        relations[name] = Relation(**table)
     return relations

@@ -22,6 +22,7 @@ SUFFIXES = (".py", NOTEBOOK)
 MOST_BYTES = 1_000_000  # of a source; the longest of the standard library has 0.8 million
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})  # idle_test: the standard library's, of IDLE
 TOP = PurePosixPath()
+TEST_FILE = re.compile(r"(test_.*|.*_test|tests|conftest)\.py")
 SOURCE_FOLDERS = ("src", "lib")  # folders that a project keeps its packages in
 IMPORTED = re.compile(r"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
 # UnicodeError and SyntaxError: another encoding than the file declares, or one that nobody knows
@@ -55,6 +56,11 @@ class Source:
         """The file without its suffix, or the package."""
         return self.place.parent if self.place.name == "__init__.py" else self.place.with_suffix("")
 
+    @property
+    def is_test(self) -> bool:
+        """Whether it is a file of tests, or in a folder of them."""
+        return bool(TEST_FILE.fullmatch(self.place.name)) or not TEST_FOLDERS.isdisjoint(self.place.parts)
+
     def name_from(self, root: PurePosixPath) -> str:
         """The name by which it is imported from a folder."""
         return ".".join(part.replace(".", "_") for part in self.importable.relative_to(root).parts)
@@ -82,8 +88,8 @@ def read_sources(data_source: str | Path) -> tuple[list[Source], list[dict[str, 
     name = f"data_source={str(data_source)!r}"
     without = TEST_FOLDERS if data_source == SAMPLE else ()
     files, passed_over = list_files(folder, SUFFIXES, name, without=without)
-    left_out = [path for path in passed_over if path.endswith(SUFFIXES)]
-    failed = [{"path": path, "error": "hidden, a link, or not to be opened"} for path in left_out]
+    error = "hidden, a link, or not to be opened"
+    failed = [{"path": path, "error": error} for path in passed_over if path.endswith(SUFFIXES)]
     outermost = folder
     while (outermost / "__init__.py").is_file():
         outermost = outermost.parent
