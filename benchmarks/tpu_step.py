@@ -243,7 +243,7 @@ def _graphmer(runtime: Runtime, file: str, method: str, length: int) -> tuple[Re
 
     params = GraphParameters.defaults().model_copy(update={"config": file or AUTO})
     configuration = params.configuration(runtime)
-    graph = new_graph([Entity(name, "function", name) for name in ("f", "g")], [("f", "calls", "g")], {})
+    graph = new_graph([Entity(name, "function") for name in ("f", "g")], [("f", "calls", "g")], {})
     tokenizer = train_tokenizer([], configuration.encoding.vocab_size)
     chains = LeafyChains(graph.triples, EncodedGraph(Documents(graph), tokenizer, configuration), configuration)
     tokens = length or configuration.training_data.max_seq_len
