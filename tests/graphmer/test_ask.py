@@ -89,7 +89,7 @@ def test_what_is_called_is_answered_with_where_it_is_defined(asked):
     assert {answer.name: answer.defined for answer in answers}["shop.goods.find"] == "shop/goods.py:10"
 
 
-def test_impact_goes_through_calls_defaults_and_bases(asked):
+def test_impact_follows_calls_defaults_and_bases_and_says_what_it_leaves(asked):
     assert brief(asked.answers("goods.find", "impact")) == [
         ("main.total", "resolved", "called", 1),
         ("main.total", "resolved", "default", 1),

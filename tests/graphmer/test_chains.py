@@ -99,7 +99,7 @@ def equal(one, other):
 # ---- sequences
 
 
-def test_an_example_depends_on_seed_and_index_alone(world, chains):
+def test_an_example_depends_on_seed_index_and_epoch_alone(world, chains):
     again, many = world.chains(), len(chains)
     for index in (5, 0, 2 * many + 7):
         assert equal(again[index], chains[index])

@@ -38,7 +38,7 @@ def test_what_is_wrong_is_said_with_its_file_its_key_and_its_value(text, message
     assert message in str(caught.value).replace(str(path), "c")
 
 
-def test_the_published_profile_has_the_documents_values():
+def test_the_published_profile_is_the_projects_with_140_million_weights():
     found = read_configuration("published")
     assert (found.training_data.micro_batch_size, found.optimizer.betas, found.optimizer.eps) == (32, (0.9, 0.98), 1e-8)
     assert found.stages() == ((0, 512), (15_000, 768))

@@ -137,7 +137,7 @@ def test_states_and_gradients_equal_a_slow_loop_over_the_formulas(decay_base):
 # ---- size, checkpointing, saving
 
 
-def test_the_default_model_has_80_million_weights():
+def test_the_default_model_has_the_documents_number_of_weights():
     assert abs(weight_count(GraphMERConfig()) - 80e6) < 0.6e6
     document, smaller = (GraphMERConfig(intermediate_size=3072, num_hidden_layers=layers) for layers in (12, 6))
     assert round(2 * (weight_count(document) - weight_count(smaller)) / 1e6) == 113
@@ -232,7 +232,7 @@ print("ANSWERS", json.dumps({"difference": max(differences), "compiles": compile
 """
 
 
-def test_xla_gives_the_same_gradients_and_compiles_once():
+def test_xla_has_the_same_gradients_compiles_once_and_moves_no_value():
     answers = answers_on_xla(ON_XLA)
     assert answers["difference"] < 1e-4 and answers["compiles"][0] > 0
     assert answers["compiles"][1:] == [0, 0, 0] and answers["moved"] == [0, 0, 0, 0]

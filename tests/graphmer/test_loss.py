@@ -122,7 +122,7 @@ def test_acyclicity_is_the_hinge_on_cycles_of_two_and_three(seen):
 # ---- what does not count
 
 
-def test_a_batch_with_nothing_to_learn_has_a_loss_of_zero():
+def test_a_batch_with_nothing_to_learn_has_no_loss():
     model, batch = new_model(), leafy_batch(leaves=0)  # its first row is padding alone
     batch["mlm_labels"][:] = -100
     output = model(**batch)

@@ -55,7 +55,7 @@ def package(tmp_path):
     return write(tmp_path / "shop", {"__init__.py": SOURCE, "broken.py": "def f(:\n", "tests/test_shop.py": test})
 
 
-def test_definitions_have_no_docstring_and_classes_no_bodies(package):
+def test_code_of_a_definition_has_no_docstring_and_no_methods_bodies(package):
     found = {one.name: one for one in read_file(package / "__init__.py", package)}
     names = ("Cache", "Cache.full", "Cache.drop_oldest", "read_settings", "short")
     assert found.keys() == {f"shop.{name}" for name in names}
@@ -101,7 +101,7 @@ def test_batches_are_of_one_package_each_and_hold_no_pair_twice():
         in_batches(rows, batch_size=200, steps=1, seed=0)
 
 
-def test_held_out_packages_are_in_no_training_pair():
+def test_packages_that_choose_or_test_are_in_no_training_pair():
     rows = some_rows({"mine": 50, "a": 60, "b": 120, "c": 45, "d": 10})
     parts = hold_out(rows, dev=1, test=1)
     packages = [set(part["package"]) for part in parts]
