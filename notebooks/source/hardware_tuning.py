@@ -196,7 +196,6 @@ print(f"settings that are used: {settings}")
 # %%
 from helpers.tuning.evaluation import f1_difference
 from helpers.tuning.training import ClassifierTrainer, folder_of
-from helpers.tuning.training import trained as trained_trial
 
 trainer = ClassifierTrainer(task, settings, folder_of(settings, run.path, task.examples), task.examples)
 say_changed(params, globals())
@@ -215,8 +214,12 @@ for line in trainer.unfinished():
     print(line)
 after, f1 = macro_f1(test_labels, predict(trainer)), None
 if settings != raced.reference:
-    runs = [trained_trial(task, chosen, run.path, raced.examples) for chosen in (raced.reference, settings)]
-    f1 = f1_difference(test_labels, *map(predict, runs))
+    runs = []
+    for chosen in (raced.reference, settings):
+        trial = ClassifierTrainer(task, chosen, folder_of(chosen, run.path, raced.examples), raced.examples)
+        trial.train(resume_from_checkpoint=params.resume)
+        runs.append(predict(trial))
+    f1 = f1_difference(test_labels, *runs)
     print(f"Yes: {raced.trials[-1].speed:.2f} times as fast to the quality of the stock batch at its best rate")
     print(f"test F1 {f1} beside it, over {len(test_labels):,} test texts of one run each")
 else:
