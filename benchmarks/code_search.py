@@ -18,13 +18,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 import re
 import subprocess
 import sys
 import tarfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -72,7 +70,7 @@ DEVELOPMENT = {"werkzeug": "3.1.9", "marshmallow": "4.4.0", "lark": "1.3.1"}
 KINDS = ("docstrings", "tests")
 CANDIDATES, DOCSTRINGS, TEST_NAMES, MOST_CALLED = 250, 100, 50, 3
 LEAST_WORDS = 3  # of a test's name
-PAIRS, HELD_OUT = 6_000, {"dev": 2, "test": 4}  # as in the notebook
+HELD_OUT = {"dev": 2, "test": 4}  # as in the notebook
 NAME_WEIGHTS, DENSE_WEIGHTS = (0.0, 0.5, 1.0), (1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)
 SHIPPED = {"text": (1.0,), "name": (NAME_WEIGHT,), "dense": (DENSE_WEIGHT,)}
 SEEDS = (0, 1, 2)
@@ -157,7 +155,7 @@ def _endings(entity: str):
 
 
 def tune(minilm: Path, folder: Path, seed: int):
-    """The encoder after the notebook's training, the number of its pairs, and the processor seconds of the training."""
+    """The encoder after the notebook's training, and the number of its pairs."""
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     from helpers.graphmer import search_training as training
@@ -165,7 +163,7 @@ def tune(minilm: Path, folder: Path, seed: int):
     from helpers.train.sentence_encoder import load_sentence_encoder
 
     packages = [path for path in installed_packages() if path.name not in TEST | DEVELOPMENT]
-    parts = hold_out(pairs(packages, total=PAIRS, seed=seed), **HELD_OUT, seed=seed)
+    parts = hold_out(pairs(packages, seed=seed), **HELD_OUT, seed=seed)
     encoder = load_sentence_encoder(str(minilm), max_seq_length=CODE_TOKENS)
     training.freeze_lower_half(encoder)
     machine = runtime.detect(False, "fp32")
@@ -176,9 +174,8 @@ def tune(minilm: Path, folder: Path, seed: int):
     trainer = training.new_search_trainer(
         encoder, rows, dev, loss, plan, machine, folder / "runs" / str(seed), seed=seed
     )
-    before = time.process_time()
     trainer.train()
-    return encoder, len(parts.training), time.process_time() - before
+    return encoder, len(parts.training)
 
 
 def cosines(encoder, package: Package) -> np.ndarray:
@@ -218,7 +215,6 @@ class Rows:
     def __init__(self, packages: list[Package]):
         self.packages, self.parts = packages, {package.name: lexical(package) for package in packages}
         self.mrr: dict[str, dict[str, dict[str, list[float]]]] = {}  # row -> kind -> package -> by seed
-        self.chosen: dict[str, list[dict]] = {}
 
     def add(self, row: str, grid: dict[str, tuple[float, ...]], dense: dict[str, np.ndarray] | None = None) -> None:
         """grid: part of the score -> weights to choose from, on the docstrings of the development packages."""
@@ -230,7 +226,6 @@ class Rows:
         development = [package for package in self.packages if package.name in DEVELOPMENT]
         tried = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
         best = max(tried, key=lambda weights: fmean(mrr(weights, package)["docstrings"] for package in development))
-        self.chosen.setdefault(row, []).append(best)
         for package in self.packages:
             if package.name in TEST:
                 for kind, value in mrr(best, package).items():
@@ -249,8 +244,7 @@ class Rows:
         by_package = self.mrr[row][kind]
         seeds = [round(fmean(values), 4) for values in zip(*by_package.values(), strict=True)]
         above = {base: self._above(row, base, kind) for base in bases if base != row and base in self.mrr}
-        means = {name: round(fmean(values), 4) for name, values in by_package.items()}
-        return {"mrr_by_seed": seeds, "mrr_by_package": means, "above": above, "weights": self.chosen[row]}
+        return {"mrr_by_seed": seeds, "above": above}
 
     def _above(self, row: str, base: str, kind: str) -> dict:
         """Difference of the means over packages, and its 95 % interval when packages are drawn again."""
@@ -258,11 +252,7 @@ class Rows:
         difference_P = np.array([fmean(ours[name]) - fmean(theirs[name]) for name in ours])
         draws = np.random.default_rng(0).integers(len(difference_P), size=(RESAMPLES, len(difference_P)))
         interval = np.percentile(difference_P[draws].mean(1), (2.5, 97.5))
-        return {
-            "mrr": round(float(difference_P.mean()), 4),
-            "interval": [round(float(end), 4) for end in interval],
-            "ahead": int((difference_P > 0).sum()),
-        }
+        return {"mrr": round(float(difference_P.mean()), 4), "interval": [round(float(end), 4) for end in interval]}
 
 
 def main() -> None:
@@ -273,16 +263,16 @@ def main() -> None:
     arguments = parser.parse_args()
     about = report.machine("cpu", ("torch", "sentence-transformers", "bm25s"))
     packages = [draw_questions(name, version, arguments.folder) for name, version in (TEST | DEVELOPMENT).items()]
-    rows, training = Rows(packages), {}
+    rows, most_pairs = Rows(packages), 0
     rows.add("BM25", {"text": (1.0,), "name": NAME_WEIGHTS})
     for seed in (None, *SEEDS):
         name = "MiniLM" if seed is None else TUNED
         kept = arguments.folder / "scores" / f"{seed}.npz"
         if not kept.is_file():
             score(kept, packages, arguments, seed)
-        training[f"{name} {seed}"] = json.loads(kept.with_suffix(".json").read_text())
-        scores = np.load(kept, allow_pickle=False)
-        rows.add_encoder(name, {one: np.stack([standardise(row) for row in scores[one]]) for one in scores.files})
+        scores = {**np.load(kept, allow_pickle=False)}
+        most_pairs = max(most_pairs, int(scores.pop("training pairs")))
+        rows.add_encoder(name, {one: np.stack([standardise(row) for row in scores[one]]) for one in scores})
     counts = {}
     for package in packages:
         kinds = [question.kind for question in package.questions]
@@ -294,8 +284,7 @@ def main() -> None:
         test=list(TEST),
         development=list(DEVELOPMENT),
         packages=counts,
-        training_pairs=max(run["pairs"] for run in training.values()),
-        training=training,
+        training_pairs=most_pairs,
         rows=rows.summary(("BM25", BASE)),
     )
 
@@ -304,15 +293,13 @@ def score(kept: Path, packages: list[Package], arguments: argparse.Namespace, se
     """Writes the cosines of MiniLM, or of MiniLM tuned with a seed, for all packages."""
     from helpers.train.sentence_encoder import load_sentence_encoder
 
-    count, seconds = 0, 0.0
     if seed is None:
-        encoder = load_sentence_encoder(str(arguments.minilm), max_seq_length=CODE_TOKENS)
+        encoder, count = load_sentence_encoder(str(arguments.minilm), max_seq_length=CODE_TOKENS), 0
     else:
-        encoder, count, seconds = tune(arguments.minilm, arguments.folder, seed)
+        encoder, count = tune(arguments.minilm, arguments.folder, seed)
     kept.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(kept, **{package.name: cosines(encoder, package) for package in packages})
-    about = {"pairs": count, "processor_seconds": round(seconds, 1)}
-    kept.with_suffix(".json").write_text(json.dumps(about))
+    found = {package.name: cosines(encoder, package) for package in packages}
+    np.savez(kept, **found, **{"training pairs": count})
 
 
 if __name__ == "__main__":

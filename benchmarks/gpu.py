@@ -13,6 +13,7 @@ models by the last part of their ids. A part that fails, or that no time is left
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -28,7 +29,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-from report import argument_parser, machine, parsed, write  # noqa: E402
+from report import machine, write  # noqa: E402
 
 from helpers.run import checkpoint, provenance  # noqa: E402
 
@@ -71,17 +72,21 @@ class NotHere(RuntimeError):
     """This machine cannot run a part."""
 
 
-def start(part: Part, folder: Path, device: str, small: bool, models: Path | None, **more) -> subprocess.Popen:
+def model_of(name: str, given) -> str:
+    """A model of the hub, or its folder where no hub can be reached."""
+    return str(given.models / name.rpartition("/")[2]) if given.models and "/" in name else name
+
+
+def start(part: Part, folder: Path, given, **more) -> subprocess.Popen:
     """papermill with the notebook, in `folder`."""
-    file = ROOT / f"notebooks/{part.notebook}{'_tpu' if device == 'tpu' else ''}.ipynb"
+    file = ROOT / f"notebooks/{part.notebook}{'_tpu' if given.device == 'tpu' else ''}.ipynb"
     known = file.read_text(encoding="utf-8")
-    given = {"data_source": "sample", "max_steps": STEPS} | part.parameters | (SMALL if small else {}) | more
-    if models and "/" in given.get("base_model", ""):
-        given["base_model"] = str(models / given["base_model"].rpartition("/")[2])
-    # A notebook is told what it knows: not each has a base model or processes.
-    given = {name: value for name, value in given.items() if f"\\n{name}: " in known or f'"{name}: ' in known}
-    given["output_dir"] = str(folder / "out")
-    parameters = [text for name, value in given.items() for text in ("-y", f"{name}: {json.dumps(value)}")]
+    told = {"data_source": "sample", "max_steps": STEPS} | part.parameters | (SMALL if given.small else {}) | more
+    told |= {"base_model": model_of(told.get("base_model", ""), given), "output_dir": str(folder / "out")}
+    parameters = []
+    for name, value in told.items():
+        if f"\\n{name}: " in known or f'"{name}: ' in known:  # not each notebook has a base model or processes
+            parameters += ["-y", f"{name}: {json.dumps(value)}"]
     command = [sys.executable, "-m", "papermill", str(file), "executed.ipynb", *parameters, "--no-progress-bar"]
     # In the payload of a notebook the parts have none of their own, and find helpers here.
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -97,9 +102,9 @@ def kill(papermill: subprocess.Popen) -> None:
     psutil.wait_procs(ended[:-1])
 
 
-def execute(part: Part, folder: Path, device: str, small: bool, models: Path | None, **more) -> dict:
+def execute(part: Part, folder: Path, given, **more) -> dict:
     """The results.json of the notebook, run to its end in `folder`. Raises RuntimeError with what it printed last."""
-    with start(part, folder, device, small, models, **more) as papermill:
+    with start(part, folder, given, **more) as papermill:
         try:
             _, errors = papermill.communicate(timeout=60 * PART_MINUTES)
         except subprocess.TimeoutExpired:
@@ -110,13 +115,10 @@ def execute(part: Part, folder: Path, device: str, small: bool, models: Path | N
     return json.loads((folder / "out/results.json").read_text(encoding="utf-8"))
 
 
-def stock(part: Part, device: str, models: Path | None, batch: int) -> dict:
+def stock(part: Part, given, batch: int) -> dict:
     """The stock trainer of a notebook in a process of its own. Raises RuntimeError with what it printed last."""
-    model = part.parameters["base_model"]
-    if models:
-        model = str(models / model.rpartition("/")[2])
-    command = [sys.executable, str(ROOT / "benchmarks/stock.py"), part.notebook, "--model", model]
-    command += ["--device", device, "--batch", str(batch), "--steps", str(STEPS)]
+    model = model_of(part.parameters["base_model"], given)
+    command = [sys.executable, str(ROOT / "benchmarks/stock.py"), part.notebook, model, str(batch), str(STEPS)]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=60 * PART_MINUTES, check=False
@@ -147,24 +149,24 @@ def short(results: dict) -> dict:
     }
 
 
-def run(part: Part, device: str, small: bool, models: Path | None) -> dict:
+def run(part: Part, given) -> dict:
     """One part in a folder of its own."""
     import torch
 
-    if torch.cuda.device_count() < part.cards and not (part.cards == 1 and (small or device == "tpu")):
+    if torch.cuda.device_count() < part.cards and not (part.cards == 1 and (given.small or given.device == "tpu")):
         raise NotHere(f"needs {part.cards} GPU(s), and torch sees {torch.cuda.device_count()}")
     with tempfile.TemporaryDirectory() as folder:
         if not part.resumed:
-            return short(execute(part, Path(folder), device, small, models))
-        return resumed(part, Path(folder), device, small, models)
+            return short(execute(part, Path(folder), given))
+        return resumed(part, Path(folder), given)
 
 
-def resumed(part: Part, folder: Path, device: str, small: bool, models: Path | None) -> dict:
+def resumed(part: Part, folder: Path, given) -> dict:
     """A run that is killed once half of its steps are saved, and run again, against an undisturbed one: are the weights the same?"""
     from safetensors.torch import load_file
 
-    steps = 40 if small else STEPS
-    how = {"device": device, "small": small, "models": models, "max_steps": steps, "eval_steps": steps // 2}
+    steps = 40 if given.small else STEPS
+    how = {"given": given, "max_steps": steps, "eval_steps": steps // 2}
     weights = []
     for name in ("whole", "killed"):
         (folder / name).mkdir()
@@ -196,36 +198,30 @@ def parts(given, kept: dict[str, dict]) -> Iterator[tuple[str, dict]]:
         began = time.monotonic()
         try:
             part = PARTS[name]
-            if part.stock:  # at our batch, if there is one
-                found = stock(part, given.device, given.models, kept.get(part.notebook, {}).get("batch", 8))
-            else:
-                found = run(part, given.device, given.small, given.models)
-            found = {"status": "done", **found}
+            batch = kept.get(part.notebook, {}).get("batch", 8)  # ours, if there is one
+            found = {"status": "done"} | (stock(part, given, batch) if part.stock else run(part, given))
         except NotHere as error:
             found = {"status": "not here", "reason": str(error)}
         except subprocess.TimeoutExpired:
             found = {"status": "out of time", "reason": f"{PART_MINUTES} minutes"}
         except (RuntimeError, OSError, KeyError, StopIteration) as error:
             found = {"status": "failed", "reason": f"{type(error).__name__}: {error}"[-1500:]}
-        yield (
-            name,
-            found
-            | {"seconds": round(time.monotonic() - began, 1), "code": str(provenance.code()["payload_sha256"])[:12]},
-        )
+        code = str(provenance.code()["payload_sha256"])[:12]
+        yield name, found | {"seconds": round(time.monotonic() - began, 1), "code": code}
 
 
 def main() -> int:
-    parser = argument_parser(__doc__.splitlines()[0], ("cpu", "cuda", "tpu"))
-    parser.set_defaults(device="cuda")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda", "tpu"), default="cuda")
+    parser.add_argument("--output", type=Path, help="default: a file of this device in docs/results")
     parser.add_argument("--minutes", type=float, default=60, help="for all parts together")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts")
     parser.add_argument("--missing", action="store_true", help="only parts that the file does not have as done")
     parser.add_argument("--models", type=Path, help="folder with models, where no hub answers")
     parser.add_argument("--small", action="store_true", help="samples; measures nothing")
-    given = parsed(parser, "gpu")
+    given = parser.parse_args()
     about = machine(given.device, ("torch", "transformers"))
-    if given.output.name == "gpu_cuda.json":
-        given.output = given.output.with_name(f"gpu_{about['device'].replace(' ', '_')}.json")
+    given.output = given.output or ROOT / f"docs/results/gpu_{about['device'].replace(' ', '_')}.json"
     kept = json.loads(given.output.read_text(encoding="utf-8"))["parts"] if given.output.exists() else {}
     if given.missing:
         given.only = [name for name in given.only or PARTS if kept.get(name, {}).get("status") != "done"]

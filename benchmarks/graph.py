@@ -1,6 +1,6 @@
 """Calls that GraphMER's index answers in packages of the Python index, beside other tools and the resolver that this project once had.
 
-    python benchmarks/graph.py --work FOLDER [--packages jinja2,mako]
+    python benchmarks/graph.py --work FOLDER
 
 The packages are installed into FOLDER at one version each, and their own tests run there under Python's profiler, for at most
 60 seconds of processor time. Those of CHOICE served while the former resolver was written; those of REPORT served for no choice.
@@ -37,19 +37,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+OUTPUT = ROOT / "docs/results/graphmer_graph.json"
 FORMER = ROOT / "docs/results/graphmer_former_resolver.json"
 SECONDS = 60
-# name: version, tests below the package ("") or its source archive ("/")
-CHOICE = {"jinja2": "jinja2==3.1.6 /tests", "prompt_toolkit": "prompt_toolkit==3.0.53 /tests"}
+# name: version, folder of the tests in the source archive
+CHOICE = {"jinja2": "jinja2==3.1.6 tests", "prompt_toolkit": "prompt_toolkit==3.0.53 tests"}
 REPORT = {
-    "flask": "flask==3.1.3 /tests",
-    "pluggy": "pluggy==1.7.0 /testing",
-    "attr": "attrs==26.1.0 /tests",
-    "sqlparse": "sqlparse==0.6.1 /tests",
-    "mistune": "mistune==3.4.0 /tests",
-    "starlette": "starlette==1.10.0 /tests",
-    "tomlkit": "tomlkit==0.15.2 /tests",
-    "mako": "mako==1.4.3 /test",
+    "flask": "flask==3.1.3 tests",
+    "pluggy": "pluggy==1.7.0 testing",
+    "attr": "attrs==26.1.0 tests",
+    "sqlparse": "sqlparse==0.6.1 tests",
+    "mistune": "mistune==3.4.0 tests",
+    "starlette": "starlette==1.10.0 tests",
+    "tomlkit": "tomlkit==0.15.2 tests",
+    "mako": "mako==1.4.3 test",
 }
 PACKAGES = REPORT | CHOICE
 NEEDED = "pytest==9.2.0 hypothesis pyparsing pytest-timeout httpx2 trio simplejson ephemeral-port-reserve pytest-xprocess"  # by tests
@@ -99,7 +100,7 @@ def reached(frame) -> list:
     return [f"{frame.f_globals.get('__name__')}.{code.co_qualname}", above]
 
 
-def trace(package: str, output: str, tests: list[str]) -> None:
+def trace(package: str, output: str, tests: str) -> None:
     """Writes what `watched` sees of tests."""
     import pytest
 
@@ -114,7 +115,7 @@ def trace(package: str, output: str, tests: list[str]) -> None:
 
     def run_tests() -> None:
         try:
-            pytest.main([*plain, *tests])
+            pytest.main([*plain, tests])
         finally:
             for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
                 signal.setitimer(timer, 0)
@@ -137,12 +138,11 @@ class Packages:
         path = self.folder / "calls" / f"{name}.json"
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            pin, *tests = PACKAGES[name].split()
+            pin, tests = PACKAGES[name].split()
             if not (self.site / name).exists():
                 run(self.python, "-m", "pip", "install", "-q", pin, *NEEDED.split())
-            where = self.archive(name, pin) if tests[0].startswith("/") else self.site / name
-            tests = [each if each.startswith("--") else f"{where}/{each.lstrip('/')}" for each in tests]
-            command = [self.python, __file__, "--trace", f"{self.site / name}/", path, *tests]
+            where = self.archive(name, pin)
+            command = [self.python, __file__, "--trace", f"{self.site / name}/", path, where / tests]
             with path.with_suffix(".log").open("w") as log:
                 subprocess.run(command, cwd=where, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False)
             if not path.exists():
@@ -170,19 +170,8 @@ class Packages:
         """The unpacked source archive, without the package, so that its tests run against what is installed."""
         folder = self.folder / "archives" / name
         if not list(folder.glob("*/")):
-            run(
-                self.python,
-                "-m",
-                "pip",
-                "download",
-                "-q",
-                "--no-deps",
-                "--no-binary",
-                pin.partition("==")[0],
-                "-d",
-                folder,
-                pin,
-            )
+            source = ["--no-deps", "--no-binary", pin.partition("==")[0]]
+            run(self.python, "-m", "pip", "download", "-q", *source, "-d", folder, pin)
             with tarfile.open(next(folder.glob("*.tar.gz"))) as packed:
                 packed.extractall(folder, filter="data")
         [unpacked] = (path for path in folder.iterdir() if path.is_dir())
@@ -281,7 +270,7 @@ def known_calls(name: str) -> set[tuple]:
 
 
 def measured(packages: Packages, name: str) -> dict:
-    package, right, known = packages.plain(name), packages.right(name), known_calls(name)
+    right, package, known = packages.right(name), packages.plain(name), known_calls(name)  # it is installed first
     calls = [call for call in right if call[:3] in known]
     start = time.process_time() + seconds_of_children()
     resolved, inferred = by_index(package)
@@ -311,21 +300,19 @@ def reading(packages: Packages) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="folder for the packages and what was traced")
-    parser.add_argument("--packages", default=",".join(PACKAGES), help="names, with commas in between")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs/results/graphmer_graph.json")
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     from benchmarks import report
 
-    packages, found = Packages(arguments.work), json.loads(arguments.output.read_text(encoding="utf-8"))["packages"]
-    for name in arguments.packages.split(","):
+    packages, found = Packages(arguments.work), json.loads(OUTPUT.read_text(encoding="utf-8"))["packages"]
+    for name in PACKAGES:
         found[name] |= measured(packages, name)
         print(json.dumps({name: found[name]}), flush=True)
-    report.write(arguments.output, report.machine("cpu", ["pyrefly"]), packages=found, reading=reading(packages))
+    report.write(OUTPUT, report.machine("cpu", ["pyrefly"]), packages=found, reading=reading(packages))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--trace"]:
-        trace(sys.argv[2], sys.argv[3], sys.argv[4:])
+        trace(*sys.argv[2:])
     else:
         main()

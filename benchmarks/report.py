@@ -1,8 +1,7 @@
-"""What the benchmarks have in common: their arguments, the machine that they ran on, and the file of their results."""
+"""What the benchmarks have in common: the machine that they ran on, and the file of their results."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -18,26 +17,6 @@ from helpers.run import provenance
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def argument_parser(description: str, devices: Sequence[str] = ("cpu", "cuda")) -> argparse.ArgumentParser:
-    """--device and --output; a benchmark adds its own."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=devices, default="cpu")
-    parser.add_argument("--output", "--out", type=Path, help="default: a file of this device in docs/results")
-    return parser
-
-
-def parsed(parser: argparse.ArgumentParser, name: str) -> argparse.Namespace:
-    """The arguments, once they are known to make sense; without --output it is docs/results/<name>_<device>.json."""
-    arguments = parser.parse_args()
-    if arguments.device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            parser.error("--device cuda: torch sees no CUDA device; use --device cpu")
-    arguments.output = arguments.output or ROOT / f"docs/results/{name}_{arguments.device}.json"
-    return arguments
 
 
 def machine(device: str, packages: Sequence[str] = ()) -> dict:

@@ -1,6 +1,6 @@
 """The strongest stock way to train what a notebook trains, which benchmarks/gpu.py runs beside ours: prints one line of JSON.
 
-    python benchmarks/stock.py legal_cot_sft --model FOLDER_OR_ID --device cuda --batch 5
+    python benchmarks/stock.py legal_cot_sft FOLDER_OR_ID 5 30        # a batch of 5, for 30 steps; needs a GPU
 
 legal_cot_sft     TRL's SFTTrainer with PEFT's LoRA, records packed by best fit, the base model in bf16 where the card has it, flash-attn if installed
 lejepa_training   SentenceTransformerTrainer with MultipleNegativesRankingLoss
@@ -11,7 +11,6 @@ The texts are those of the notebook's sample. Half precision where the device ha
 A step is measured from the end of the first one, which compiles and warms up; tokens are those that are no padding.
 """
 
-import argparse
 import importlib.util
 import json
 import sys
@@ -34,8 +33,7 @@ class Clock(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step in (1, args.max_steps):
-            if args.device.type == "cuda":
-                torch.cuda.synchronize()
+            torch.cuda.synchronize()
             self.ends += (time.perf_counter(),)
 
 
@@ -77,29 +75,21 @@ TRAINERS = {"legal_cot_sft": legal, "lejepa_training": lejepa}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("notebook", choices=TRAINERS)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=30)
-    given = parser.parse_args()
-    on_card = given.device == "cuda"
-    has_bf16 = on_card and torch.cuda.get_device_capability() >= (8, 0)
+    notebook, model, batch, steps = sys.argv[1:]
+    has_bf16 = torch.cuda.get_device_capability() >= (8, 0)
     config = {
         "output_dir": "stock",
-        "max_steps": given.steps,
-        "per_device_train_batch_size": given.batch,
+        "max_steps": int(steps),
+        "per_device_train_batch_size": int(batch),
         "bf16": has_bf16,
-        "fp16": on_card and not has_bf16,
+        "fp16": not has_bf16,
         "tf32": has_bf16 or None,
         "optim": "adamw_torch_fused",
         "gradient_checkpointing": False,
-        "use_cpu": not on_card,
         "save_strategy": "no",
         "logging_strategy": "no",
     }
-    trainer, clock = TRAINERS[given.notebook](given.model, config, LENGTHS[given.notebook]), Clock()
+    trainer, clock = TRAINERS[notebook](model, config, LENGTHS[notebook]), Clock()
     trainer.add_callback(clock)
     tokens, take_step = [], trainer.training_step
 
@@ -111,11 +101,11 @@ def main() -> None:
     trainer.training_step = counted
     began = time.perf_counter()
     trainer.train()
-    step = (clock.ends[-1] - clock.ends[0]) / (given.steps - 1)
+    step = (clock.ends[-1] - clock.ends[0]) / (int(steps) - 1)
     measured = {
-        "precision": "bf16" if has_bf16 else "fp16" if on_card else "fp32",
-        "batch": given.batch,
-        "micro_batch": given.batch,
+        "precision": "bf16" if has_bf16 else "fp16",
+        "batch": int(batch),
+        "micro_batch": int(batch),
         "first_step_seconds": clock.ends[0] - began,
         "step_seconds": step,
         "tokens_per_second": float(sum(tokens)) / len(tokens) / step,

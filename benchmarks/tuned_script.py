@@ -10,6 +10,7 @@ writes it, with the machine, to docs/results; fails where the script is slower t
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -30,6 +31,8 @@ from helpers.tuning.ladder import interval
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.training import BATCH, EXAMPLES, ClassifierTrainer, Task, load_task
 
+OUTPUT = report.ROOT / "docs/results/tuned_script_cpu.json"
+REPETITIONS, STEPS = 6, 40  # turns of each side, optimizer steps of a turn
 TARGET = 0.9  # the script is to reproduce the tuned speed to a tenth
 CLEAN = ("PATH", "HOME", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 NO_EVALUATION = {"eval_strategy": "no", "save_strategy": "no"}
@@ -52,25 +55,24 @@ train.main()
 
 
 def main() -> int:
-    parser = report.argument_parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="what the notebook wrote: results.json, the model and stock/")
-    parser.add_argument("--repetitions", type=int, default=6, help="turns of each side")
-    parser.add_argument("--steps", type=int, default=40, help="optimizer steps of each turn")
-    arguments = report.parsed(parser, "tuned_script")
-    results = json.loads((arguments.folder / "results.json").read_text(encoding="utf-8"))
+    folder = parser.parse_args().folder
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     settings = results["settings"]["tuned"]
     params = TuningParameters(**results["parameters"])
     task = load_task(params, load_texts(params), runtime.detect(False, params.precision))
-    described = report.machine(arguments.device, ("torch", "transformers", "accelerate"))
-    with tempfile.TemporaryDirectory() as folder:
-        stock = Path(folder) / "stock"
-        shutil.copytree(arguments.folder / "stock", stock)
+    described = report.machine("cpu", ("torch", "transformers", "accelerate"))
+    with tempfile.TemporaryDirectory() as work:
+        stock = Path(work) / "stock"
+        shutil.copytree(folder / "stock", stock)
         printed = run_alone(stock)
-        shorten(stock, arguments.steps)
+        shortened = json.loads((stock / "settings.json").read_text(encoding="utf-8")) | {"max_steps": STEPS}
+        (stock / "settings.json").write_text(json.dumps(shortened), encoding="utf-8")
         ratios = []
-        for _ in range(arguments.repetitions):
+        for _ in range(REPETITIONS):
             script = float(run_alone(stock).rsplit("TRAINED ", 1)[1].split()[0])
-            ratios.append(trainer_seconds(task, settings, arguments.steps, Path(folder)) / script)
+            ratios.append(trainer_seconds(task, settings, Path(work)) / script)
     low, high = interval(ratios)
     result = {
         "comparison": "exported script",
@@ -83,15 +85,8 @@ def main() -> int:
         "speed_interval": [round(low, 3), round(high, 3)],
     }
     print(json.dumps(result))
-    report.write(arguments.output, described, repetitions=arguments.repetitions, comparisons=[result])
+    report.write(OUTPUT, described, repetitions=REPETITIONS, comparisons=[result])
     return int(result["speed"] < TARGET)
-
-
-def shorten(folder: Path, steps: int) -> None:
-    """So many steps in the script's settings."""
-    file = folder / "settings.json"
-    settings = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(settings | {"max_steps": steps}), encoding="utf-8")
 
 
 def run_alone(folder: Path) -> str:
@@ -104,9 +99,9 @@ def run_alone(folder: Path) -> str:
     return done.stdout
 
 
-def trainer_seconds(task: Task, settings: dict, steps: int, folder: Path) -> float:
+def trainer_seconds(task: Task, settings: dict, folder: Path) -> float:
     """Of the notebook's trainer, without what it saves."""
-    examples = steps * settings[BATCH] // settings[EXAMPLES]
+    examples = STEPS * settings[BATCH] // settings[EXAMPLES]
     trainer = ClassifierTrainer(task, settings, folder / "notebook", examples, **NO_EVALUATION)
     trainer.train(resume_from_checkpoint=False)
     return trainer.training_seconds()

@@ -22,6 +22,7 @@ from .graph.sources import UNREADABLE, read_text
 
 LEAST_WORDS, MOST_WORDS = 4, 40  # of a question; "See above." asks for nothing
 MOST_PAIRS = 300  # of one package
+ENOUGH = 6_000  # pairs of all packages
 LEAST_HELD_OUT, MOST_HELD_OUT = 40, 100  # pairs of a package that is held out
 LEFT_OUT = frozenset({"test", "tests", "testing", "testsuite", "idle_test", "conftest"})
 LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__", "node_modules", "lib2to3", "pydoc_data"}
@@ -106,13 +107,13 @@ def installed_packages() -> list[Path]:
     return [STANDARD_LIBRARY, *sorted(path.parent for path in site.glob("*/__init__.py"))]
 
 
-def pairs(folders: Sequence[str | Path], *, total: int = 6_000, seed: int = 0) -> Dataset:
+def pairs(folders: Sequence[str | Path], *, seed: int = 0) -> Dataset:
     """question, code and package of documented definitions of these folders, each folder a package.
 
     Files of a package are read in an order drawn with `seed`, until there are `MOST_PAIRS`. A question or a code that was there
     before is passed over.
 
-    total: pairs after which no further package is read. The first folder is read first, the others in a drawn order.
+    After `ENOUGH` pairs no further package is read. The first folder is read first, the others in a drawn order.
     """
     draw = random.Random(seed)
     first, *others = folders
@@ -131,7 +132,7 @@ def pairs(folders: Sequence[str | Path], *, total: int = 6_000, seed: int = 0) -
                     used_texts |= texts
                     package.append({"question": definition.sentence, "code": definition.text, "package": root.name})
         rows += package[:MOST_PAIRS]
-        if len(rows) >= total:
+        if len(rows) >= ENOUGH:
             break
     return Dataset.from_list(rows)
 
