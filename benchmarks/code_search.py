@@ -20,9 +20,7 @@ import argparse
 import itertools
 import random
 import re
-import subprocess
 import sys
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -95,20 +93,8 @@ class Package:
 # ---- questions
 
 
-def unpack(name: str, version: str, folder: Path) -> Path:
-    """The unpacked source archive."""
-    target = folder / "archives" / name
-    if not target.is_dir():
-        target.mkdir(parents=True)
-        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", name, "-d", str(target)]
-        subprocess.run([*pip, f"{name}=={version}"], check=True)
-        with tarfile.open(next(target.glob("*.tar.gz"))) as packed:
-            packed.extractall(target, filter="data")
-    return next(path for path in target.iterdir() if path.is_dir())
-
-
 def draw_questions(name: str, version: str, folder: Path) -> Package:
-    root = unpack(name, version, folder)
+    root = report.source_archive(f"{name}=={version}", folder / "archives" / name)
     places = (root / name, root / "src" / name, root / "lib" / name)
     folder = next(path for path in places if path.is_dir()).resolve()
     everything = [one for path in list_sources(folder) for one in read_file(path, folder)]

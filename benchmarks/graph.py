@@ -28,7 +28,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import threading
 import time
@@ -168,13 +167,9 @@ class Packages:
 
     def archive(self, name: str, pin: str) -> Path:
         """The unpacked source archive, without the package, so that its tests run against what is installed."""
-        folder = self.folder / "archives" / name
-        if not list(folder.glob("*/")):
-            source = ["--no-deps", "--no-binary", pin.partition("==")[0]]
-            run(self.python, "-m", "pip", "download", "-q", *source, "-d", folder, pin)
-            with tarfile.open(next(folder.glob("*.tar.gz"))) as packed:
-                packed.extractall(folder, filter="data")
-        [unpacked] = (path for path in folder.iterdir() if path.is_dir())
+        from benchmarks import report
+
+        unpacked = report.source_archive(pin, self.folder / "archives" / name)
         for above in ("", "src", "lib"):
             if (unpacked / above / name).is_dir():
                 (unpacked / above / name).rename(unpacked / above / f"{name}.left_out")

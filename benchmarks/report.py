@@ -6,6 +6,8 @@ import json
 import os
 import platform
 import subprocess
+import sys
+import tarfile
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +32,17 @@ def machine(device: str, packages: Sequence[str] = ()) -> dict:
         found |= {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "THP_MEM_ALLOC_ENABLE")}
     versions = {name: metadata.version(name) for name in packages}
     return found | {"load_average_before": load_average(), "python": platform.python_version(), **versions}
+
+
+def source_archive(pin: str, folder: Path) -> Path:
+    """The unpacked source archive of a package, `name==version`, in a folder of its own; it is fetched once."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", pin.partition("==")[0]]
+        subprocess.run([*pip, "-d", str(folder), pin], check=True)
+        with tarfile.open(next(folder.glob("*.tar.gz"))) as packed:
+            packed.extractall(folder, filter="data")
+    return next(path for path in folder.iterdir() if path.is_dir())
 
 
 def load_average() -> float | None:

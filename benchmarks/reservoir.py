@@ -23,7 +23,6 @@ import argparse
 import hashlib
 import json
 import random
-import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -231,9 +230,7 @@ def spend(run: Run, texts: Texts) -> dict:
     if run.model == "reservoir":
         dataset = DrawnTokens(train, model, multiple_of=TOKENS_A_STEP, trained=True, seed=run.seed)
         batch = TOKENS_A_STEP
-    prepared = time.process_time() - begin
-    steps, loss = learn(model, dataset, batch, run.rate, begin + run.seconds)
-    spent = time.process_time() - begin
+    steps = learn(model, dataset, batch, run.rate, begin + run.seconds)
     dev, test = data.tokens_of(texts.dev, tokenizer), data.tokens_of(texts.test, tokenizer)
     scores = {
         name: evaluation.Score.of(evaluation.probabilities(model, part, end), part, bytes_V, end)
@@ -245,28 +242,24 @@ def spend(run: Run, texts: Texts) -> dict:
         "vocab_size": V,
         "trained": model.num_parameters(),
         "steps": steps,
-        "last_loss": round(loss, 4),
-        "prepared_seconds": round(prepared, 1),
-        "spent_seconds": round(spent, 1),
-        "load_average": report.load_average(),
     }
 
 
-def learn(model: nn.Module, dataset, batch: int, rate: float, deadline: float) -> tuple[int, float]:
-    """AdamW until the deadline. The rate rises over a part of the time and then falls to zero, as in the notebook."""
+def learn(model: nn.Module, dataset, batch: int, rate: float, deadline: float) -> int:
+    """Steps of AdamW until the deadline. The rate rises over a part of the time and then falls to zero, as in the notebook."""
     settings = recipe(1)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=rate, betas=(0.9, ADAM_BETA2), weight_decay=settings.weight_decay, fused=True
     )
     model.train()
-    begin, epoch, losses = time.process_time(), 0, []
+    begin, epoch, steps = time.process_time(), 0, 0
     while True:
         order = dataset.order(epoch)
         epoch += 1
         for at in range(0, len(order), batch):
             done = (time.process_time() - begin) / max(deadline - begin, 1e-9)
             if done >= 1:
-                return len(losses), statistics.mean(losses[-20:])
+                return steps
             warm = settings.warmup_fraction
             for group in optimizer.param_groups:
                 group["lr"] = rate * min((done + 0.001) / warm, (1 - done) / (1 - warm))
@@ -275,7 +268,7 @@ def learn(model: nn.Module, dataset, batch: int, rate: float, deadline: float) -
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
             optimizer.step()
-            losses.append(loss.item())
+            steps += 1
 
 
 # ---- all runs
@@ -363,7 +356,7 @@ def describe_runs(own: list[dict], seconds: int, model: str, counted: list[float
     if not runs:
         return []
     row = {key: runs[0][key] for key in ("model", "seconds", "rate", "trained", "vocab_size")}
-    for key in ("seed", "steps", "test", "dev", "prepared_seconds", "spent_seconds", "load_average"):
+    for key in ("seed", "steps", "test", "dev"):
         row[key] = [run[key] for run in runs]
     row["below_counting"] = below(runs, [{"text_nats": counted}])
     first = {run["seed"]: run for run in own if (run["seconds"], run["model"]) == (seconds, "reservoir")}

@@ -33,7 +33,7 @@ BUDGETS = {
     "helpers": (44_900, 49_700),
     "notebooks and tools": (11_000, 12_800),
     "tests": (45_000, 53_900),
-    "benchmarks and docs": (15_000, 17_250),
+    "benchmarks and docs": (15_000, 17_150),
     "pages": (14_000, 14_700),
 }
 ROOMS = ("plan", "reservoir", "lejepa", "legal", "tuning", "graphmer")
