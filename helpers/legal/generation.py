@@ -21,13 +21,12 @@ BATCH = 8  # prompts that are written at a time
 class Generated:
     """What a model wrote after one prompt."""
 
-    text: str  # without special tokens
-    tokens: tuple[int, ...]  # up to the stop token, which is left out
+    text: str  # without special tokens, up to the stop token
     stopped: bool  # the model ended it; False: max_new_tokens did
 
 
-def generate(model, template, records: Sequence, *, max_new_tokens: int, batch_size: int = BATCH) -> list[Generated]:
-    """What `model` writes for each record, in their order: the likeliest token at every step.
+def generate(model, template, prompts: Sequence[str], *, max_new_tokens: int, batch_size: int = BATCH) -> list[Generated]:
+    """What `model` writes after each prompt, in their order: the likeliest token at every step.
 
     Sampling, penalties and filters of the model's generation_config do not count: before and after training are compared.
     The model is in eval mode afterwards. `batch_size` is a multiple of the devices on XLA.
@@ -46,16 +45,16 @@ def generate(model, template, records: Sequence, *, max_new_tokens: int, batch_s
         no_repeat_ngram_size=0,
         use_cache=True,
     )
-    prompts = [torch.tensor(template.encode(template.prompt(record))) for record in records]
+    encodings = [torch.tensor(template.encode(prompt)) for prompt in prompts]
     outcomes = []
     model.eval()  # which a training step undoes
     for start in range(0, len(prompts), batch_size):
-        batch = prompts[start : start + batch_size]
+        batch = encodings[start : start + batch_size]
         ids_BL = pad_sequence(batch, True, pad, padding_side="left")
         masks = [torch.ones_like(ids) for ids in batch]
         real_BL = pad_sequence(masks, True, 0, padding_side="left")
         for output in write(model, ids_BL, real_BL, greedy, batch_size).tolist():
-            tokens = tuple(itertools.takewhile(lambda token: token not in stops, output))
+            tokens = [*itertools.takewhile(lambda token: token not in stops, output)]
             text = template.tokenizer.decode(tokens, skip_special_tokens=True)
-            outcomes.append(Generated(text, tokens, stopped=len(tokens) < len(output)))
+            outcomes.append(Generated(text, stopped=len(tokens) < len(output)))
     return outcomes
