@@ -228,13 +228,13 @@ class Study:
         asked = records.splits["test"]
         with trainer.compute_loss_context_manager():
             answers, steps = self.answers(trainer.model, template, form, asked)
-        right = [answer == record.answer for answer, record in zip(answers, asked, strict=True)]
+        right = evaluation.right(answers, asked)
         return made | {"answers": answers, "right": float(np.mean(right)), "every step right": float(np.mean(steps))}
 
     def answers(self, model, template, form: str, asked) -> tuple[list[str], list[bool]]:
         """The answers, and of each that is written with a chain whether every step is the gold one."""
         if form == "labels":
-            return by_likelihood(model, template, asked, self.records[form].choices), [False]
+            return by_likelihood(model, template, asked, ("No", "Yes")), [False]
         samples = evaluation.written(model, template, asked, max_new_tokens=WRITTEN, batch_size=AT_ONCE)
         return [sample["answer"] for sample in samples], [sample[evaluation.STEPS] for sample in samples]
 
@@ -275,9 +275,13 @@ class Study:
             systems |= {name: [answers] for name, answers in pieces["probe"]["answers"].items()}
         for system, form in ((ALONE, "labels"), (evaluation.TRAINED, "chains")):
             systems[system] = [piece["answers"] for piece in trained[form]]
+        asked = self.records["chains"].splits["test"]
+        right = {}
+        for system, seeds in systems.items():
+            right[system] = np.mean([evaluation.right(answers, asked) for answers in seeds], axis=0)
         return {
             "passes": {form: runs[0]["passes"] for form, runs in trained.items()},
-            "scores": evaluation.scores(systems, self.records["chains"].splits["test"]),
+            "scores": evaluation.scores(right, asked),
             "right": {form: [piece["right"] for piece in runs] for form, runs in trained.items()},
             "every step right": [piece["every step right"] for piece in trained["chains"]],
         }

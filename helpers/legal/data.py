@@ -23,7 +23,10 @@ from .sample import sample_records
 HELD_OUT_SHARE = 0.1  # to validate, and as many to test, where the source has no splits
 # Jaccard index of 5-character shingles; on real questions 0.5 to 0.6 is a reworded or extended question.
 NEAR_DUPLICATE = 0.5
-SHINGLE, COMMON = 5, 0.05  # a shingle in more than this share of the questions belongs to an instruction that they share
+SHINGLE, COMMON = (
+    5,
+    0.05,
+)  # a shingle in more than this share of the questions belongs to an instruction that they share
 FEWEST = 10  # records: one to test, one to validate, the others to train
 
 # Columns, in any case; a question is what all of its columns hold, in this order

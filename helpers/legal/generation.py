@@ -25,7 +25,9 @@ class Generated:
     stopped: bool  # the model ended it; False: max_new_tokens did
 
 
-def generate(model, template, prompts: Sequence[str], *, max_new_tokens: int, batch_size: int = BATCH) -> list[Generated]:
+def generate(
+    model, template, prompts: Sequence[str], *, max_new_tokens: int, batch_size: int = BATCH
+) -> list[Generated]:
     """What `model` writes after each prompt, in their order: the likeliest token at every step.
 
     Sampling, penalties and filters of the model's generation_config do not count: before and after training are compared.

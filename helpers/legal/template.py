@@ -8,23 +8,40 @@ import jinja2
 
 from helpers.data.rows import Unusable
 
+# A tokenizer without a chat template gets this one: the layout of an instruction-tuned model in plain text.
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}{{ '### Response:\n' + message['content'] + eos_token + '\n\n' }}"
+    "{% elif message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
+    "{% else %}{{ '### Instruction:\n' + message['content'] + '\n\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %}"
+)
 MARK = "law-7"
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer.
+    """The chat template of a tokenizer. A tokenizer without one gets `PLAIN_TEMPLATE`.
 
-    Raises ValueError where there is none, or where it ends the assistant's turn with no special token: the model could not learn
-    to stop.
+    Where a template has no place for a system text, it stands before the first question.
+
+    Raises ValueError where the template ends the assistant's turn with no special token: the model could not learn to stop.
     """
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
+        if not tokenizer.chat_template:
+            tokenizer.chat_template = PLAIN_TEMPLATE
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        turns = [{"role": role, "content": MARK} for role in ("user", "assistant")]
-        after = self.encode(self.text(turns).rpartition(MARK)[2])
-        stops = [token for token in after if token in tokenizer.all_special_ids]
+        system, question, answer = ({"role": role, "content": MARK} for role in ("system", "user", "assistant"))
+        self.writes_system = True
+        try:
+            self.writes_system = self.text([system, question]).count(MARK) == 2
+        except Unusable:
+            self.writes_system = False
+        after = self.encode(self.text([question, answer]).rpartition(MARK)[2])
+        added = tokenizer.added_tokens_decoder
+        stops = [token for token in after if token in added and added[token].special]
         if not stops:
             raise ValueError(
                 "base_model: its chat template ends the assistant's turn with no special token, so that a model trained with it "
@@ -32,10 +49,18 @@ class ChatTemplate:
             )
         self.stop_token_id = stops[0]
 
+    def place(self, messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+        """The messages with the system text where the template writes it."""
+        if messages[0]["role"] != "system" or self.writes_system:
+            return [*messages]
+        system, question, *rest = messages
+        return [{**question, "content": f"{system['content']}\n\n{question['content']}"}, *rest]
+
     def text(self, messages: Sequence[Mapping[str, str]], *, ask: bool = False) -> str:
         """The conversation as the model reads it; with `ask` up to where it has to write. Raises Unusable where it is refused."""
+        placed = self.place(messages)
         try:
-            return self.tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=ask)
+            return self.tokenizer.apply_chat_template(placed, tokenize=False, add_generation_prompt=ask)
         except (jinja2.TemplateError, TypeError) as error:
             raise Unusable(f"the chat template refuses it ({error})") from error
 

@@ -170,9 +170,9 @@ print(f"by hand {sum(nats) / len(nats):.6f}, by the trainer {packed:.6f}")
 from helpers.legal import evaluation
 
 before = evaluation.examine(trainer, template, records, rows["test"], count=evaluation.UNTRAINED)
-asked = evaluation.scored(records)
-rivals = {name: [answers] for name, answers in evaluation.baselines(records).items()}
-rivals[evaluation.BASE] = [before["answers"]]
+asked = records.splits["test"][: evaluation.SCORED]
+rivals = {name: evaluation.right(answers, asked) for name, answers in evaluation.baselines(records, asked).items()}
+rivals[evaluation.BASE] = [sample[evaluation.RIGHT] for sample in before["samples"]]
 tables.show(evaluation.table(evaluation.scores(rivals, asked)), "Right answers, with 95 % intervals")
 print(before["samples"][0]["text"])
 
@@ -207,10 +207,15 @@ tables.show(trainer.meter.rows(cost["train"], cost.get("xla")))
 import matplotlib.pyplot as plt
 
 after = evaluation.examine(trainer, template, records, rows["test"])
-found = evaluation.scores(rivals | {evaluation.TRAINED: [after["answers"]]}, asked)
-tables.show(evaluation.written_table(before, after))
+found = evaluation.scores(
+    rivals | {evaluation.TRAINED: [sample[evaluation.RIGHT] for sample in after["samples"]]}, asked
+)
+written = []
+for name, model_results in ((evaluation.BASE, before), (evaluation.TRAINED, after)):
+    written.append({"model": name, "loss": model_results["completion"]["loss"], **model_results["form"]})
+tables.show(written, "Test records: loss, and shares of what is written")
 tables.show(evaluation.table(found), "Right answers, with 95 % intervals")
-print(*trainer.unfinished(), *evaluation.hardly_learned(found, after, trainer), *evaluation.verdict(found), sep="\n")
+print(*trainer.unfinished(), *evaluation.verdict(found, after, trainer), sep="\n")
 figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
 for name, system in found["systems"].items():
     value, low, high = system["value"], system["low"], system["high"]
@@ -252,7 +257,7 @@ from helpers.legal.export import export
 card = {
     "Data": [records.provenance],
     "Records": records.rows(),
-    "Test records": evaluation.written_table(before, after),
+    "Test records": written,
     "Right answers": evaluation.table(found),
 }
 exported = export(

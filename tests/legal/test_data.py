@@ -33,8 +33,10 @@ def question(number: int) -> str:
 def test_records_that_differ_in_their_reasoning_alone_are_no_repeats_and_stay_in_one_split(tmp_path):
     rows = [{"question": question(n // 3), "reasoning": f"Step {n}.", "answer": f"{n // 3}"} for n in range(3 * NUMBER)]
     rows += [rows[0] | {"system": "Be brief."}, rows[0]]
-    records = loaded(tmp_path, rows)
-    assert records.set_aside == [(f"x.jsonl line {len(rows)}", "repeats another row")]
+    records = loaded(tmp_path, rows + 2 * rows)  # repeats stop no run
+    assert [where for where, _ in records.set_aside][-1] == f"x.jsonl line {3 * len(rows)}"
+    assert {reason for _, reason in records.set_aside} == {"repeats another row"}
+    assert len(records.set_aside) == 2 * len(rows) + 1
     questions = [{record.question for record in part} for part in records.splits.values()]
     assert sum(map(len, questions)) == NUMBER
 
@@ -116,7 +118,7 @@ REFUSED = {
     "an empty turn": ([{"messages": [USER, {"role": "assistant", "content": " "}, USER, ASSISTANT]}], "and not empty"),
     "three records": (
         [{"question": question, "answer": "b"} for question in ("a", "a", "b", "c")],
-        "3 different records; at least 10 are needed",
+        "3 different records to train with; at least 10 are needed",
     ),
 }
 
@@ -144,19 +146,6 @@ def test_every_row_that_is_set_aside_has_its_reason(tmp_path):
     assert len(everything(records)) == NUMBER
 
 
-# ---- labels
-
-
-def labelled() -> list[dict]:
-    return [{"text": question(n), "label": ("None", "Yes")[n % 2]} for n in range(NUMBER)]
-
-
-def test_few_answers_that_come_many_times_are_labels(tmp_path):
-    assert loaded(tmp_path, labelled(), "x.csv").choices == ("None", "Yes")
-    many = [{"text": question(n), "label": f"{n}"} for n in range(NUMBER)]
-    assert loaded(tmp_path, many, "y.csv").choices == ()
-
-
 # ---- splits
 
 
@@ -172,7 +161,7 @@ def test_the_splits_of_a_folder_are_kept_with_the_names_of_class_labels(tmp_path
         )
     records = load_records(str(folder), seed=0)
     assert {name: len(part) for name, part in records.splits.items()} == {"train": 20, "validation": 5, "test": 6}
-    assert records.choices == ("fair", "unfair")
+    assert {record.answer for record in everything(records)} == {"fair", "unfair"}
 
 
 def test_what_training_repeats_of_the_test_is_taken_from_training(tmp_path):
@@ -184,7 +173,7 @@ def test_what_training_repeats_of_the_test_is_taken_from_training(tmp_path):
 
 
 def test_records_of_one_document_are_in_one_split(tmp_path):
-    rows = [{"doc_id": str(n // 5), "question": question(n), "answer": f"{n}"} for n in range(100)]
+    rows = [{"document": str(n // 5), "question": question(n), "answer": f"{n}"} for n in range(100)]
     records = loaded(tmp_path, rows)
     documents = [{record.group for record in part} for part in records.splits.values()]
     assert sum(map(len, documents)) == len(set.union(*documents)) == 20

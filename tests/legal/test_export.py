@@ -193,5 +193,5 @@ def test_llama_cpp_writes_the_greedy_text_of_the_exported_model(tmp_path):
     folder = exported(model, tokenizer, tmp_path / "model")
     printed("-c", CONVERT, folder)
     found = json.loads(printed("-c", LLAMA_CPP, folder / "model.gguf", json.dumps(prompts)).split("ANSWERS ")[1])
-    assert found == [each.text for each in generate(model, template, RECORDS[:3], max_new_tokens=40)]
+    assert found == [each.text for each in generate(model, template, prompts, max_new_tokens=40)]
     assert len({*"".join(found)}) > 10
