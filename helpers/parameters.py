@@ -239,12 +239,6 @@ def in_words(error: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> str:
     return f"{name}={repr(error['input'])[:200]}: {error['msg']}; {hint}"
 
 
-def in_range(name: str, value: float, low: float, high: float) -> None:
-    """Raises ValueError unless `low` <= `value` <= `high`, for a range that depends on another parameter."""
-    if not low <= value <= high:
-        raise ValueError(f"{name}={value!r} is out of range: give {low} to {high}")
-
-
 def unknown(name: str, parameters: Iterable[str]) -> str:
     """The error message for an unknown parameter, with the closest names."""
     hint = did_you_mean(name, parameters) or f"there are {', '.join(parameters)}"

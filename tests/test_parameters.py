@@ -58,7 +58,7 @@ OUT_OF_RANGE = {
     TuningParameters: {"num_rows": -1, "max_length": 4, "tuning_minutes": 0.0, "precision": "fp8"},
     EmbeddingParameters: {"output_dim": 1, "sigreg_weight": 1.5, "contrastive_weight": -1.0, "num_samples": -1}
     | {"train_length": 4},
-    LegalParameters: {"method": "dora", "max_length": 64, "base_model": "no such model"},
+    LegalParameters: {"method": "dora", "max_length": -1, "base_model": "no such model"},
 }
 
 

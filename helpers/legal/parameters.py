@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import field_validator
-
-from helpers.parameters import MACHINE, NO_NETWORK, Parameters, Source, in_range, parameter
+from helpers.parameters import MACHINE, NO_NETWORK, Parameters, Source, parameter
 from helpers.plan.settings import Recipe
 
 NOTEBOOK = "legal_cot_sft"
@@ -67,13 +65,6 @@ class LegalParameters(Parameters):
     save_steps: int = parameter(
         50, "Optimizer steps between two evaluations, each with a checkpoint.", group=MACHINE, low=1, identity=False
     )
-
-    @field_validator("max_length")
-    @classmethod
-    def _is_long_enough(cls, value: int) -> int:
-        if value:
-            in_range("max_length", value, 128, 1_000_000)
-        return value
 
     def logged(self) -> dict[str, Any]:
         """Fields of SFTConfig: when to log, evaluate and save, and the seed of data order and dropout."""

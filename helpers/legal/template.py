@@ -8,43 +8,31 @@ import jinja2
 
 from helpers.data.rows import Unusable
 
-# A tokenizer without a chat template gets this one: the layout of an instruction-tuned model in plain text.
-PLAIN_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}{{ '### Response:\n' + message['content'] + eos_token + '\n\n' }}"
-    "{% elif message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
-    "{% else %}{{ '### Instruction:\n' + message['content'] + '\n\n' }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %}"
-)
 MARK = "law-7"
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer. A tokenizer without one gets `PLAIN_TEMPLATE`.
+    """The chat template of a tokenizer. Where it has no place for a system text, this stands before the first question.
 
-    Where a template has no place for a system text, it stands before the first question.
-
-    Raises ValueError where the template ends the assistant's turn with no special token: the model could not learn to stop.
+    Raises ValueError where there is none, or it ends the assistant's turn with no special token: the model could not learn to stop.
     """
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
-        if not tokenizer.chat_template:
-            tokenizer.chat_template = PLAIN_TEMPLATE
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         system, question, answer = ({"role": role, "content": MARK} for role in ("system", "user", "assistant"))
-        self.writes_system = True
-        try:
-            self.writes_system = self.text([system, question]).count(MARK) == 2
-        except Unusable:
-            self.writes_system = False
-        after = self.encode(self.text([question, answer]).rpartition(MARK)[2])
-        added = tokenizer.added_tokens_decoder
-        stops = [token for token in after if token in added and added[token].special]
+        stops, self.writes_system = [], True
+        if tokenizer.chat_template:
+            try:
+                self.writes_system = self.text([system, question]).count(MARK) == 2
+            except Unusable:
+                self.writes_system = False
+            after = self.encode(self.text([question, answer]).rpartition(MARK)[2])
+            stops = [token for token in after if token in tokenizer.all_special_ids]
         if not stops:
             raise ValueError(
-                "base_model: its chat template ends the assistant's turn with no special token, so that a model trained with it "
+                "base_model: it has no chat template, or one that ends the assistant's turn with no special token, so that the model "
                 "cannot learn to stop. Choose another model, or set tokenizer.chat_template"
             )
         self.stop_token_id = stops[0]

@@ -8,7 +8,7 @@ import trl
 from helpers.legal.data import THINK, Record, Records, load_records
 from helpers.legal.model import sample_model, sample_tokenizer
 from helpers.legal.packing import IGNORED
-from helpers.legal.template import PLAIN_TEMPLATE, ChatTemplate
+from helpers.legal.template import ChatTemplate
 from helpers.legal.training import LegalTrainer, encode, sft_config
 from tests.harness import cpu_here
 from tests.workloads import plan_by_hand
@@ -28,15 +28,12 @@ SMOLLM2 = (
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-NAMES = ("qwen2_5", "smollm2", "llama3", "gemma", "plain")
+NAMES = ("qwen2_5", "smollm2", "llama3", "gemma")
 
 
 def tokenizer_of(name: str):
     """The sample's tokenizer with the chat template and the special tokens of a family of models."""
     tokenizer = sample_tokenizer()
-    if name == "plain":
-        tokenizer.chat_template, tokenizer.eos_token = None, "<|endoftext|>"
-        return tokenizer
     if name == "smollm2":  # whose first token of a text is the mark of a turn
         tokenizer.chat_template, tokenizer.bos_token = SMOLLM2, "<|im_start|>"
         return tokenizer
@@ -127,14 +124,3 @@ def test_the_length_is_that_of_the_longest_record_or_what_the_model_reads():
     assert encode(records, template, reads=length + 127)[2] == length
     with pytest.raises(ValueError, match=r"0 of 240 train records can be used.*longer than 128 tokens"):
         encode(records, template, max_length=128)
-
-
-def test_a_tokenizer_without_a_template_gets_the_plain_one(tmp_path):
-    from transformers import AutoTokenizer
-
-    template = ChatTemplate(tokenizer_of("plain"))
-    assert template.prompt(conversation("Why?", "So.", system="Be brief.")) == (
-        "Be brief.\n\n### Instruction:\nWhy?\n\n### Response:\n"
-    )
-    template.tokenizer.save_pretrained(tmp_path)
-    assert AutoTokenizer.from_pretrained(tmp_path).chat_template == PLAIN_TEMPLATE
