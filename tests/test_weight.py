@@ -23,16 +23,16 @@ SLACK = 1.05
 # The budget of each part, which nobody raises, and its words when it was last made smaller: a part that is above its budget may not
 # grow, and a commit that makes it smaller lowers the second number. Pages are counted by their words outside of code.
 BUDGETS = {
-    "shared": (12_000, 13_785),
+    "shared": (12_000, 13_760),
     "plan": (1_000, 1_050),
     "reservoir": (5_200, 5_460),
     "lejepa": (4_900, 5_145),
-    "legal": (4_900, 6_000),
+    "legal": (4_900, 5_560),
     "tuning": (3_400, 3_570),
     "graphmer": (13_500, 14_100),
-    "helpers": (44_900, 49_700),
+    "helpers": (44_900, 48_600),
     "notebooks and tools": (11_000, 12_800),
-    "tests": (45_000, 53_900),
+    "tests": (45_000, 51_700),
     "benchmarks and docs": (15_000, 17_150),
     "pages": (14_000, 14_700),
 }
