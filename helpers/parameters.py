@@ -14,7 +14,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
@@ -217,13 +217,6 @@ def identity(params: Parameters) -> dict[str, bool | int | float | str]:
 def extra(field: FieldInfo) -> Any:
     """What `parameter` notes in a field besides pydantic's own."""
     return field.json_schema_extra
-
-
-def kind_of(annotation: Any) -> type:
-    """bool, int, float or str: a field's annotation, or the type of the choices of a `Literal`."""
-    if get_origin(annotation) is Literal:
-        return type(get_args(annotation)[0])
-    return annotation
 
 
 def in_words(error: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> str:

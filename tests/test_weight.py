@@ -23,7 +23,7 @@ SLACK = 1.05
 # The budget of each part, which nobody raises, and its words when it was last made smaller: a part that is above its budget may not
 # grow, and a commit that makes it smaller lowers the second number. Pages are counted by their words outside of code.
 BUDGETS = {
-    "shared": (12_000, 13_760),
+    "shared": (12_000, 13_750),
     "plan": (1_000, 1_050),
     "reservoir": (5_200, 5_460),
     "lejepa": (4_900, 5_145),

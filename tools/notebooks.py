@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from helpers.notebook import method  # noqa: E402
-from helpers.parameters import MAIN, extra, kind_of  # noqa: E402
+from helpers.parameters import MAIN, extra  # noqa: E402
 from tools import badges  # noqa: E402
 from tools.closure import reachable  # noqa: E402
 
@@ -230,6 +230,13 @@ def method_cell(declaration: str, where: str = "method cell") -> tuple[str, str]
             f"{where} must hold `# method: helpers/<room>/<file>.py`, a file that exists, not {declaration!r}"
         )
     return named[1], f"{method.WRITTEN}\n{(ROOT / named[1]).read_text(encoding='utf-8').rstrip()}"
+
+
+def kind_of(annotation) -> type:
+    """bool, int, float or str: a field's annotation, or the type of the choices of a `Literal`."""
+    if get_origin(annotation) is Literal:
+        return type(get_args(annotation)[0])
+    return annotation
 
 
 def _literal(value) -> str:

@@ -119,9 +119,11 @@ class RunFolder:
 
         An edited file is another run: it gets a folder of its own, `<output_dir>-edited-<digest>`, and one line says so.
 
-        Raises ValueError if this folder holds a run of another file, and what `claim` raises.
+        Raises RuntimeError if that cell was not run, ValueError if this folder holds a run of another file, and what `claim` raises.
         """
         module, built = method.shown()
+        if not self.method.exists():
+            raise RuntimeError("run the cell that shows the method first, and then this one")
         text = self.method.read_text(encoding="utf-8")
         digest = method.digest(text)
         self.definition.pop("method_file", None)

@@ -99,6 +99,8 @@ def test_an_edited_method_is_trained_in_a_folder_of_its_own(tmp_path, monkeypatc
     monkeypatch.setattr(helpers, "shown", {"helpers/reservoir/model.py": method.digest(text)}, raising=False)
     run = claim(tmp_path / "run")
     run.note(data="mine")
+    with pytest.raises(RuntimeError, match="run the cell that shows the method first"):
+        run.use_method()
     run.method.write_text(text)
     run.use_method()
     assert run.path == tmp_path / "run" and (run.path / "method/counts.py").exists()
