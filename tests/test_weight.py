@@ -30,9 +30,9 @@ BUDGETS = {
     "legal": (4_900, 5_560),
     "tuning": (3_400, 3_570),
     "graphmer": (13_500, 14_100),
-    "helpers": (44_900, 48_600),
-    "notebooks and tools": (11_000, 12_800),
-    "tests": (45_000, 51_700),
+    "helpers": (44_900, 48_550),
+    "notebooks and tools": (11_000, 12_640),
+    "tests": (45_000, 51_350),
     "benchmarks and docs": (15_000, 17_150),
     "pages": (14_000, 14_700),
 }
