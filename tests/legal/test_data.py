@@ -30,7 +30,7 @@ def question(number: int) -> str:
     return f"Q{number} {' '.join(f'{number * 7919 + word * 104729:x}' for word in range(8))}?"
 
 
-def test_records_that_differ_in_their_reasoning_alone_are_no_repeats_and_stay_in_one_split(tmp_path):
+def test_records_that_differ_in_their_reasoning_alone_are_no_repeats(tmp_path):
     rows = [{"question": question(n // 3), "reasoning": f"Step {n}.", "answer": f"{n // 3}"} for n in range(3 * NUMBER)]
     rows += [rows[0] | {"system": "Be brief."}, rows[0]]
     records = loaded(tmp_path, rows + 2 * rows)  # repeats stop no run

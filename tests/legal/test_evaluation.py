@@ -96,7 +96,7 @@ def test_the_verdict_says_better_worse_or_not_told_apart(trained, said):
     assert [row["answers"] for row in table(found)] == list(systems)
 
 
-def test_answers_that_cost_nothing_are_the_majority_the_nearest_and_what_words_tell():
+def test_answers_that_cost_nothing():
     words = {"Yes": "void unlawful struck", "No": "valid lawful upheld"}
     parts, generator = {}, random.Random(0)
     for name, count in (("train", 60), ("validation", 12), ("test", 30)):

@@ -87,7 +87,7 @@ def test_an_export_reads_back_with_the_same_logits_and_stop_tokens(tokenizer, as
         torch.testing.assert_close(logits(beside, asked), before, rtol=0, atol=1e-6)
 
 
-def test_a_lora_export_holds_the_adapter_in_itself_and_its_card_says_what_it_is_and_how_to_use_it(tokenizer, tmp_path):
+def test_a_lora_export_holds_the_adapter_and_its_card_says_how_to_use_it(tokenizer, tmp_path):
     model = lora_model(tokenizer)
     folder = exported(model, tokenizer, tmp_path / "model")
     assert {"adapter_model.safetensors", "adapter_config.json", f"{MERGED}/model.safetensors"} <= names(folder)
@@ -121,7 +121,7 @@ def go_template(text: str, messages: list[dict]) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("system", ["", "Be brief."])
-def test_ollamas_template_asks_every_conversation_as_the_tokenizers_own_and_stops_where_it_does(name, system):
+def test_ollamas_template_asks_and_stops_as_the_tokenizers_own(name, system):
     tokenizer = tokenizer_of(name)
     template = ChatTemplate(tokenizer)
     text = modelfile(template, system)
@@ -135,7 +135,7 @@ def test_ollamas_template_asks_every_conversation_as_the_tokenizers_own_and_stop
     assert f'PARAMETER stop "{tokenizer.decode([template.stop_token_id])}"' in text.splitlines()
 
 
-def test_a_first_token_that_the_tokenizer_writes_itself_is_left_to_llama_cpp():
+def test_a_first_token_of_the_tokenizers_own_is_left_to_llama_cpp():
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = tokenizer_of("llama3")

@@ -72,7 +72,7 @@ def model():
     return tiny_model()
 
 
-def test_a_batch_of_different_lengths_equals_each_prompt_decoded_alone_without_a_cache(model):
+def test_a_batch_of_different_lengths_equals_each_prompt_alone(model):
     found = written(model, prompts(), batch_size=4)
     assert [(one.text, one.stopped) for one in found] == [alone(model, prompt) for prompt in prompts()]
     assert {one.stopped for one in found} == {True, False}
@@ -109,7 +109,7 @@ print("ANSWERS " + json.dumps(answers, default=lambda one: [one.text, one.stoppe
 
 
 @pytest.mark.parametrize("make", ["tiny_model", "tiny_lora"])
-def test_eight_xla_devices_write_the_cpus_tokens_and_later_batches_compile_nothing(make):
+def test_xla_writes_the_cpus_tokens_and_compiles_nothing_later(make):
     runs = answers_on_xla(ON_XLA)[make]
     assert runs["cpu"] == runs["first"] == runs["again"][::-1]  # a batch of eight texts and one of two
     assert runs["counted"] == {"compiles": 0, "host_transfers": 2, "item_calls": 0}

@@ -20,7 +20,7 @@ def loaded(precision: str = "fp32", **parameters):
 
 
 @pytest.mark.parametrize(("precision", "frozen"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_lora_in_half_precision_keeps_its_adapter_in_fp32_beside_a_frozen_base_in_half(precision, frozen):
+def test_lora_in_half_precision_keeps_its_adapter_in_fp32(precision, frozen):
     model, _ = loaded(precision)
     dtypes = {p.requires_grad: set() for p in model.parameters()}
     for parameter in model.parameters():
@@ -28,7 +28,7 @@ def test_lora_in_half_precision_keeps_its_adapter_in_fp32_beside_a_frozen_base_i
     assert dtypes == {True: {torch.float32}, False: {frozen}}
 
 
-def test_a_template_that_cannot_be_learned_is_refused_before_weights_are_read(tmp_path):
+def test_a_template_that_cannot_be_learned_is_refused_before_weights(tmp_path):
     tokenizer = sample_tokenizer()
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     tokenizer.save_pretrained(tmp_path)

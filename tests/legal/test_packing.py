@@ -38,7 +38,7 @@ def places(batch):
 # ---- blocks
 
 
-def test_every_example_is_in_one_segment_whole_and_its_first_token_has_no_label():
+def test_every_example_is_in_one_segment_and_whole():
     rows = examples()
     batch = FixedBlocks(LENGTH, 7)(packed(rows))
     blocks = count_blocks([len(row["input_ids"]) for row in rows], LENGTH)

@@ -35,7 +35,7 @@ RUN = {
 
 @needs_bitsandbytes
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_projections_have_four_bits_the_rest_the_runs_precision_and_the_adapter_fp32(precision):
+def test_projections_have_four_bits_and_the_adapter_is_fp32(precision):
     from bitsandbytes.nn import Linear4bit
 
     model, _ = loaded(precision, method="qlora")
@@ -53,7 +53,7 @@ def test_projections_have_four_bits_the_rest_the_runs_precision_and_the_adapter_
 
 @pytest.mark.slow
 @needs_bitsandbytes
-def test_a_killed_run_ends_with_identical_adapter_and_moments_in_eight_bits(tmp_path):
+def test_a_killed_run_in_four_bits_ends_as_an_undisturbed_one(tmp_path):
     whole = tmp_path / "whole"
     reference = result(run(whole, **RUN))
     assert reference["losses"][-1] < reference["losses"][0] - 1
@@ -82,7 +82,7 @@ def test_the_export_is_the_adapter_and_reads_back_to_the_same_logits(tmp_path):
 
 
 @needs_bitsandbytes
-def test_the_plans_memory_is_that_of_four_bits_and_its_activations_those_of_sixteen():
+def test_the_plan_counts_four_bits_and_activations_of_sixteen():
     four, sixteen = (loaded("bf16", method=method)[0] for method in ("qlora", "lora"))
     packed = sum(weight.nbytes for weight in four.parameters() if hasattr(weight, "quant_state"))
     weights = [state(model)["weights"] for model in (four, sixteen)]

@@ -100,7 +100,7 @@ def test_reasoning_is_learned_before_the_answer(name, tmp_path):
     assert all(text.startswith("<think>\nLook.\n</think>\n\nSo.") for text in runs)
 
 
-def test_a_record_that_the_template_refuses_or_that_is_too_long_is_set_aside():
+def test_a_record_that_is_refused_or_too_long_is_set_aside():
     template = ChatTemplate(tokenizer_of("gemma"))
     question, answer = conversation("Why?", "So.").messages
     good = [conversation("Why?", "So.", name=f"good {n}") for n in range(4)]

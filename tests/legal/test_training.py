@@ -78,7 +78,7 @@ def test_the_evaluation_loss_is_the_mean_over_all_labels_of_plain_passes(kind, m
 
 
 @pytest.mark.once
-def test_one_batch_of_eight_and_eight_of_one_give_the_same_losses_and_gradients(finished):
+def test_one_batch_of_eight_and_eight_of_one_give_the_same_losses(finished):
     (_, whole), (_, parts) = finished("cpu", "one batch of eight"), finished("cpu", "eight of one")
     assert whole["losses"] and whole["grad_norms"] and whole["eval_losses"]
     assert parts["losses"] == pytest.approx(whole["losses"], rel=1e-5)
@@ -166,7 +166,7 @@ def test_the_best_adapter_is_loaded_at_the_end(finished):
 
 @ON_XLA
 @pytest.mark.parametrize("method", METHODS)
-def test_eight_xla_devices_and_a_cpu_give_the_same_losses_in_fp32_and_nothing_compiles_late(method, finished):
+def test_xla_and_a_cpu_give_the_same_losses_and_nothing_compiles_late(method, finished):
     (_, on_cpu), (_, on_xla) = finished("cpu", method), finished("xla", method)
     assert len(on_cpu["losses"]) == 20 and on_cpu["eval_losses"]
     assert on_xla["losses"] == pytest.approx(on_cpu["losses"], rel=1e-4)
@@ -185,7 +185,7 @@ def test_no_value_leaves_the_device_between_two_logs(finished):
 
 
 @ON_XLA
-def test_bf16_autocast_with_checkpointing_moves_fp32_weights_at_a_small_learning_rate(finished):
+def test_bf16_autocast_moves_fp32_weights_at_a_small_learning_rate(finished):
     (_, on_cpu), (_, on_xla) = finished("cpu", "small rate"), finished("xla", "small rate")
     assert on_xla["dtypes"] == ["torch.float32"]
     # Norm weights are 1.0, where bf16 has steps of 0.0078: stored so, they could not have moved.
@@ -196,7 +196,7 @@ def test_bf16_autocast_with_checkpointing_moves_fp32_weights_at_a_small_learning
 
 
 @ON_XLA
-def test_a_bf16_base_under_an_fp32_adapter_trains_with_checkpointing_as_on_a_cpu_without(finished):
+def test_on_xla_a_bf16_base_with_checkpointing_trains_as_on_a_cpu(finished):
     (_, on_cpu), (_, on_xla) = finished("cpu", "half base"), finished("xla", "half base")
     assert on_xla["dtypes"] == on_cpu["dtypes"] == ["torch.bfloat16", "torch.float32"] and on_cpu["losses"]
     assert on_xla["losses"] == pytest.approx(on_cpu["losses"], rel=1e-2)

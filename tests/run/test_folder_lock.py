@@ -45,7 +45,7 @@ def test_a_second_process_is_told_who_owns_the_folder_and_what_to_do(owner, tmp_
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_an_owner_that_was_killed_is_replaced_even_before_it_wrote_its_name(owner, tmp_path, named):
+def test_an_owner_that_was_killed_is_replaced(owner, tmp_path, named):
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     if not named:

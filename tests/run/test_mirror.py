@@ -54,7 +54,7 @@ def steps(folder: Path) -> list[int]:
     return [checkpoint.step_of(path) for path in checkpoint.listed(folder) if checkpoint.is_whole(path)]
 
 
-def test_whatever_a_drive_loses_a_new_machine_has_a_whole_run_or_begins_anew(tmp_path):
+def test_whatever_a_drive_loses_a_new_machine_has_a_whole_run(tmp_path):
     chance, newest = random.Random(0), set()
     for number in range(8):
         drive = colab.Drive(tmp_path / f"drive {number}")
@@ -87,7 +87,7 @@ def test_old_copies_are_emptied_and_removed_when_newer_ones_have_settled(tmp_pat
     assert (tmp_path / "trash").stat().st_size == 0
 
 
-def test_a_place_that_is_slower_than_the_saves_holds_the_newest_and_is_named(tmp_path, monkeypatch, capsys):
+def test_a_place_slower_than_the_saves_holds_the_newest_and_is_named(tmp_path, monkeypatch, capsys):
     run, copy, saved = claim(tmp_path, tmp_path / "kept"), mirror._copy_checkpoint, iter([3, 4, 5, 6])
 
     def slow(source, target):
