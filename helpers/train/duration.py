@@ -12,7 +12,7 @@ STEPS, SECONDS = 10, 30.0  # after so many steps of a session, or after so long,
 
 
 class Duration(TrainerCallback):
-    """Says once how long the run takes, when it ends, and how long a run with ten times the examples would take.
+    """Says once how long the run takes, when it ends, and how long a run with ten times the examples would take; of a short one nothing.
 
     The first step of a session is left out, since it may compile. Saving is left out.
 
@@ -49,7 +49,8 @@ class Duration(TrainerCallback):
         self.estimated_seconds = step_seconds * (state.max_steps + evaluations * self.evaluation)
         seconds_left = step_seconds * (state.max_steps - state.global_step + evaluations_left * self.evaluation)
         end = datetime.now() + timedelta(seconds=seconds_left)
-        self.say(
-            f"this run takes about {tables.seconds(self.estimated_seconds)}, until {end:%H:%M}; with ten times the examples about "
-            f"{tables.seconds(10 * self.estimated_seconds)} (without compilation)"
-        )
+        if seconds_left > SECONDS:
+            self.say(
+                f"this run takes about {tables.seconds(self.estimated_seconds)}, until {end:%H:%M}; with ten times the examples about "
+                f"{tables.seconds(10 * self.estimated_seconds)} (without compilation)"
+            )
