@@ -181,6 +181,7 @@ def verdict(results: Mapping[str, Any], after: Mapping[str, Any], trainer) -> li
     best = max(free, key=lambda name: systems[name]["value"])
     for name in (best, BASE):
         less, count = results["trained less"][name], systems[name]["questions"]
-        outcome = f"{less['outcome']}, {less['shown']}"
-        lines.append(f"The trained model compared with {name}: {outcome}, {count} questions, of one training.")
+        lines.append(
+            f"The trained model compared with {name}: {less['outcome']}, {less['shown']}, {count} questions, of one training."
+        )
     return lines

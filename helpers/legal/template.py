@@ -29,11 +29,11 @@ class ChatTemplate:
             except Unusable:
                 self.writes_system = False
             after = self.encode(self.text([question, answer]).rpartition(MARK)[2])
-            stops = [token for token in after if token in tokenizer.all_special_ids]
+            added = tokenizer.added_tokens_decoder
+            stops = [token for token in after if token in added and added[token].special]
         if not stops:
             raise ValueError(
-                "base_model: it has no chat template, or one that ends the assistant's turn with no special token, so that the model "
-                "cannot learn to stop. Choose another model, or set tokenizer.chat_template"
+                "base_model: it has no chat template, or one that ends the assistant's turn with no special token: choose another"
             )
         self.stop_token_id = stops[0]
 

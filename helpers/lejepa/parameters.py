@@ -4,7 +4,6 @@ from helpers.data.hub import EMBEDDING_GEMMA, MINILM, MPNET
 from helpers.parameters import MACHINE, NO_NETWORK, SAMPLE, Parameters, Source, parameter
 from helpers.plan.settings import Recipe
 
-NOTEBOOK = "lejepa_training"
 DEFAULT_DATA = "mteb/medical_qa"  # 2,048 questions and their answers; CC0 by MTEB's metadata
 AUTO = "auto"
 LEAST_BATCH = 2  # texts: LeJEPA compares texts with each other

@@ -33,7 +33,7 @@ def test_a_template_that_cannot_be_learned_is_refused_before_weights(tmp_path):
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     tokenizer.save_pretrained(tmp_path)
     sample_model(len(tokenizer), 2, seed=0).config.save_pretrained(tmp_path)  # and no weights
-    with pytest.raises(ValueError, match="cannot learn to stop"):
+    with pytest.raises(ValueError, match="with no special token: choose another"):
         loaded(base_model=str(tmp_path))
     sample_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"base_model=.*cannot be read .*model\.safetensors"):
