@@ -150,10 +150,12 @@ def record_of(row: Row) -> Record:
             turns = [reasoning | {"role": "assistant", "content": row.text(answers[0])}]
     if "system" in values:
         prompt = [{"role": "system", "content": row.text("system")}, *prompt]
-    messages = tuple(_message(message) for message in (*prompt, *turns))
-    record = Record(row.where, messages, str(values.get("document", "")), len(prompt))
-    if messages[-1]["role"] != "assistant" or not record.question:
-        raise Unusable("no question, or its last message is not the assistant's")
+    messages = [_message(message) for message in (*prompt, *turns)]
+    while messages and messages[-1]["role"] != "assistant":
+        messages.pop()  # nobody answers
+    record = Record(row.where, tuple(messages), str(values.get("document", "")), len(prompt))
+    if len(messages) <= len(prompt) or not record.question:
+        raise Unusable("no question, or no answer to it")
     return record
 
 

@@ -16,8 +16,6 @@ HIGHEST_RATE, LOWEST_RATE = (
     2e-4,
 )  # of adapters; the latter is QLoRA's for 7 and 13 billion weights (arXiv 2305.14314)
 FULL_FACTOR = 0.1  # of all weights (Schulman 2025, "LoRA Without Regret")
-LOGGING_STEPS = 5
-TRAINING = "Training"
 
 
 class LegalParameters(Parameters):
@@ -45,14 +43,14 @@ class LegalParameters(Parameters):
         0,
         "Tokens of a record, a multiple of 128; 0 takes the longest record, at most 4,096 and what the model can read. Longer "
         "records are set aside and counted.",
-        group=TRAINING,
+        group="Training",
         low=0,
     )
-    lora_rank: int = parameter(16, "Rank of the adapters.", group=TRAINING, low=1, high=4096)
+    lora_rank: int = parameter(16, "Rank of the adapters.", group="Training", low=1, high=4096)
     gradient_checkpointing: bool = parameter(
         False,
         "Save memory by computing activations again in the backward pass, which makes a step slower.",
-        group=TRAINING,
+        group="Training",
     )
     num_processes: int = parameter(
         1,
@@ -68,7 +66,7 @@ class LegalParameters(Parameters):
     def logged(self) -> dict[str, Any]:
         """Fields of SFTConfig: when to log, evaluate and save, and the seed of data order and dropout."""
         fields = self.model_dump(include={"seed", "save_steps", "report_to"})
-        return fields | {"eval_steps": self.save_steps, "logging_steps": LOGGING_STEPS}
+        return fields | {"eval_steps": self.save_steps, "logging_steps": 5}
 
 
 def learning_rate(method: str, width: int) -> float:
