@@ -7,7 +7,7 @@ DATA holds diversity_2.jsonl and diversity_4.jsonl of LegalBench (CC BY 4.0): id
 parties_are_diverse and aic_is_met. The chains are written here: who is from where is read off the text, and the conclusion of
 each step is the gold column. The rule that reads the text is the answer key: it gives the gold of every row, which is checked.
 
-Every piece is a file in --output-dir, and is not made twice. Seed 0 decides the splits. The linear probe's layer and strength,
+Every training is a file in --output-dir, and is not made twice. Seed 0 decides the splits. The linear probe's layer and strength,
 the words' strength and the pass of each training are chosen on the development split; the test split is read once by each
 system. Written to docs/results/legal_cpu.json.
 """
@@ -19,8 +19,7 @@ import json
 import random
 import re
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -50,7 +49,7 @@ SYSTEM = (
 THRESHOLD = 75_000  # dollars, 28 U.S.C. § 1332(a)
 COUNTS = (240, 96)  # training records
 ALL = max(COUNTS)
-FORMS = ("chains", "labels")
+FORMS = ("labels", "chains")
 PROBE, ALONE = "linear probe on the frozen model", "trained on labels alone"
 WRITTEN = 120  # tokens of an answer with its chain
 AT_ONCE = 30  # answers that are written together
@@ -153,141 +152,41 @@ def log_probability(model, template, prompt: str, choice: str) -> float:
     return float(log_p_NV.gather(-1, ids_1L[0, start:, None]).sum())
 
 
-class Study:
-    """The pieces, each a JSON file that is written once."""
+# ---- the systems
 
-    def __init__(self, arguments: argparse.Namespace):
-        self.folder = arguments.output_dir.absolute()
-        self.model = unpacked(arguments.gguf, self.folder / "SmolLM2-135M-Instruct")
-        self.machine = runtime.detect(False, "fp32")
-        self.data = arguments.data
-        self.records = {form: loaded(form, ALL, self.data, self.folder) for form in FORMS}
 
-    def piece(self, name: str, make: Callable[[], dict]) -> None:
-        """Writes what `make` returns, unless its file is there."""
-        path = self.folder / f"{name}.json"
-        if path.is_file():
-            return
-        started = time.process_time()
-        made = make() | {"processor_seconds": round(time.process_time() - started, 1)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(made), encoding="utf-8")
-        print(name, {key: value for key, value in made.items() if not isinstance(value, list | dict)}, flush=True)
+def start(model: Path, machine, seed: int = 0):
+    """The model with adapters, which add nothing yet."""
+    params = LegalParameters(data_source="sample", base_model=str(model), method="lora", seed=seed)
+    loaded_model, tokenizer = load_model(params, machine)
+    return loaded_model.eval(), ChatTemplate(tokenizer)
 
-    def start(self, seed: int = 0):
-        """The model with adapters, which add nothing yet."""
-        params = LegalParameters(data_source="sample", base_model=str(self.model), method="lora", seed=seed)
-        model, tokenizer = load_model(params, self.machine)
-        return model.eval(), ChatTemplate(tokenizer)
 
-    # -- what is not trained --
-
-    def words(self, count: int = ALL) -> dict:
-        """What counted words say."""
-        records = loaded("labels", count, self.data, self.folder)
-        answers = evaluation.baselines(records, records.splits["test"])
-        return {"answers": {evaluation.WORDS: answers[evaluation.WORDS]}}
-
-    def probe(self) -> dict:
-        model, template = self.start()
-        with self.machine.engine.autocast(self.machine.precision):
-            return probe(model, template, self.records["labels"].splits)
-
-    # -- training --
-
-    def trained(self, form: str, seed: int, count: int) -> dict:
-        """Trains adapters, keeps the pass with the lowest development loss, and asks the test questions."""
-        records = loaded(form, count, self.data, self.folder)
-        model, template = self.start(seed)
-        rows, _, _ = encode(records, template)
-        blocks = count_blocks(rows["train"]["tokens"], BLOCK)
-        settings = recipe(blocks, BLOCK, "lora", model.config.hidden_size)
-        planned = planner.plan(settings, model, step_loss, lambda blocks: blank_blocks(BLOCK, blocks), self.machine)
-        place = self.folder / "runs" / f"{form}_{count}_{seed}"
-        config = sft_config(
-            planned,
-            self.machine,
-            place,
-            length=BLOCK,
-            **LegalParameters.defaults().model_copy(update={"seed": seed}).logged(),
-        )
-        trainer = LegalTrainer(
-            model,
-            config,
-            rows["train"],
-            rows["validation"],
-            template.tokenizer,
-            plan=planned,
-            runtime=self.machine,
-        )
-        trainer.train(resume_from_checkpoint=True)
-        made = {
-            "rate": planned.learning_rate,
-            "passes": round(planned.max_steps * planned.batch_size / blocks),
-        }
-        asked = records.splits["test"]
-        with trainer.compute_loss_context_manager():
-            answers, steps = self.answers(trainer.model, template, form, asked)
-        right = evaluation.right(answers, asked)
-        return made | {"answers": answers, "right": float(np.mean(right)), "every step right": float(np.mean(steps))}
-
-    def answers(self, model, template, form: str, asked) -> tuple[list[str], list[bool]]:
-        """The answers, and of each that is written with a chain whether every step is the gold one."""
+def train(form: str, records: Records, model, template, machine, place: Path, seed: int) -> dict:
+    """Trains adapters, keeps the pass with the lowest development loss, and asks the test questions."""
+    rows, _, _ = encode(records, template)
+    blocks = count_blocks(rows["train"]["tokens"], BLOCK)
+    settings = recipe(blocks, BLOCK, "lora", model.config.hidden_size)
+    plan = planner.plan(settings, model, step_loss, lambda blocks: blank_blocks(BLOCK, blocks), machine)
+    logged = LegalParameters.defaults().model_copy(update={"seed": seed}).logged()
+    config = sft_config(plan, machine, place, length=BLOCK, **logged)
+    trainer = LegalTrainer(
+        model, config, rows["train"], rows["validation"], template.tokenizer, plan=plan, runtime=machine
+    )
+    trainer.train(resume_from_checkpoint=True)
+    asked = records.splits["test"]
+    run = {"rate": plan.learning_rate, "passes": round(plan.max_steps * plan.batch_size / blocks)}
+    with trainer.compute_loss_context_manager():
         if form == "labels":
-            return by_likelihood(model, template, asked, ("No", "Yes")), [False]
-        samples = evaluation.written(model, template, asked, max_new_tokens=WRITTEN, batch_size=AT_ONCE)
-        return [sample["answer"] for sample in samples], [sample[evaluation.STEPS] for sample in samples]
-
-    # -- in order --
-
-    def run(self) -> None:
-        for count in COUNTS:
-            self.piece(f"words, {count} records", lambda count=count: self.words(count))
-            for seed in SEEDS:
-                for form in FORMS:
-                    name = f"{form}, {count} records, seed {seed}"
-                    self.piece(name, lambda form=form, seed=seed, count=count: self.trained(form, seed, count))
-        self.piece("probe", self.probe)
-
-    def results(self) -> dict:
-        """Scores of every system, by training records; of the trained ones the means over seeds."""
-        paths = sorted(self.folder.glob("*.json"))
-        pieces = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
-        return {
-            "sizes": SIZES,
-            "recipe": {
-                "rank": LegalParameters.defaults().lora_rank,
-                "block": BLOCK,
-                "rate": max(piece.get("rate", 0) for piece in pieces.values()),
-            },
-            "studies": {count: self.study(pieces, count) for count in COUNTS},
-            "processor_seconds": {name: piece["processor_seconds"] for name, piece in pieces.items()},
-        }
-
-    def study(self, pieces: dict[str, dict], count: int) -> dict:
-        """Scores after `count` training records; with all of them also of the probe."""
-        trained = {
-            form: [piece for name, piece in pieces.items() if name.startswith(f"{form}, {count} records")]
-            for form in FORMS
-        }
-        systems = {name: [answers] for name, answers in pieces[f"words, {count} records"]["answers"].items()}
-        if count == ALL:
-            systems |= {name: [answers] for name, answers in pieces["probe"]["answers"].items()}
-        for system, form in ((ALONE, "labels"), (evaluation.TRAINED, "chains")):
-            systems[system] = [piece["answers"] for piece in trained[form]]
-        asked = self.records["chains"].splits["test"]
-        right = {}
-        for system, seeds in systems.items():
-            right[system] = np.mean([evaluation.right(answers, asked) for answers in seeds], axis=0)
-        return {
-            "passes": {form: runs[0]["passes"] for form, runs in trained.items()},
-            "scores": evaluation.scores(right, asked),
-            "right": {form: [piece["right"] for piece in runs] for form, runs in trained.items()},
-            "every step right": [piece["every step right"] for piece in trained["chains"]],
-        }
+            run["answers"] = by_likelihood(trainer.model, template, asked, ("No", "Yes"))
+        else:
+            samples = evaluation.written(trainer.model, template, asked, max_new_tokens=WRITTEN, batch_size=AT_ONCE)
+            run["answers"] = [sample["answer"] for sample in samples]
+            run["every step right"] = float(np.mean([sample[evaluation.STEPS] for sample in samples]))
+    return run | {"right": float(np.mean(evaluation.right(run["answers"], asked)))}
 
 
-def probe(model, template, splits) -> dict:
+def probe(model, template, splits) -> list[str]:
     """Logistic regression on what the frozen model makes of a question; layer and strength are the best on development data."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -302,18 +201,45 @@ def probe(model, template, splits) -> dict:
             with torch.no_grad():
                 hidden = model.base_model(ids, output_hidden_states=True).hidden_states
             rows.append([torch.cat([state[0].mean(0), state[0, -1]]).float().numpy() for state in hidden[9::6]])
-        states[name] = np.array(rows)
-    best = None
-    for layer in range(states["train"].shape[1]):
+        states[name] = np.array(rows).swapaxes(0, 1)  # layers first
+    best, answers = -1.0, []
+    for train, dev, test in zip(states["train"], states["validation"], states["test"], strict=True):
         for strength in (1e-4, 1e-3, 1e-2, 1e-1):
             fitted = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=500))
-            fitted.fit(states["train"][:, layer], gold["train"])
-            right = fitted.score(states["validation"][:, layer], gold["validation"])
-            if best is None or right > best[0]:
-                best = right, layer, strength, fitted
-    right, layer, strength, fitted = best
-    answers = {PROBE: fitted.predict(states["test"][:, layer]).tolist()}
-    return {"answers": answers, "layer": 9 + 6 * layer, "strength": strength, "validation right": right}
+            right = fitted.fit(train, gold["train"]).score(dev, gold["validation"])
+            if right > best:
+                best, answers = right, fitted.predict(test).tolist()
+    return answers
+
+
+def study(count: int, model: Path, data: Path, folder: Path) -> dict:
+    """Scores after `count` training records; with all of them also of the probe."""
+    machine, runs = runtime.detect(False, "fp32"), {}
+    for form in FORMS:
+        records = loaded(form, count, data, folder)
+        asked = records.splits["test"]
+        if form == "labels":
+            systems = {evaluation.WORDS: [evaluation.baselines(records, asked)[evaluation.WORDS]]}
+            if count == ALL:
+                with machine.engine.autocast(machine.precision):
+                    systems[PROBE] = [probe(*start(model, machine), records.splits)]
+        runs[form] = []
+        for seed in SEEDS:
+            name = f"{form}_{count}_{seed}"
+            arguments = form, records, *start(model, machine, seed), machine, folder / "runs" / name, seed
+            runs[form].append(report.kept(folder / f"{name}.json", partial(train, *arguments)))
+    systems |= {ALONE: [run["answers"] for run in runs["labels"]]}
+    systems |= {evaluation.TRAINED: [run["answers"] for run in runs["chains"]]}
+    right = {}
+    for system, seeds in systems.items():
+        right[system] = np.mean([evaluation.right(answers, asked) for answers in seeds], axis=0)
+    return {
+        "rate": runs["chains"][0]["rate"],
+        "passes": {form: own[0]["passes"] for form, own in runs.items()},
+        "scores": evaluation.scores(right, asked),
+        "right": {form: [run["right"] for run in own] for form, own in runs.items()},
+        "every step right": [run["every step right"] for run in runs["chains"]],
+    }
 
 
 def main() -> None:
@@ -323,9 +249,11 @@ def main() -> None:
     parser.add_argument("--output-dir", type=Path, default=Path("outputs/legal_study"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    study, machine = Study(arguments), report.machine("cpu", ["torch"])
-    study.run()
-    report.write(RESULTS, machine, **study.results())
+    machine, folder = report.machine("cpu", ["torch"]), arguments.output_dir.absolute()
+    model = unpacked(arguments.gguf, folder / "SmolLM2-135M-Instruct")
+    studies = {count: study(count, model, arguments.data, folder) for count in COUNTS}
+    settings = {"rank": LegalParameters.defaults().lora_rank, "block": BLOCK, "rate": studies[ALL]["rate"]}
+    report.write(RESULTS, machine, sizes=SIZES, recipe=settings, studies=studies)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ import platform
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from helpers.machine.hardware import cpu_name
 from helpers.run import provenance
@@ -43,6 +44,16 @@ def source_archive(pin: str, folder: Path) -> Path:
         with tarfile.open(next(folder.glob("*.tar.gz"))) as packed:
             packed.extractall(folder, filter="data")
     return next(path for path in folder.iterdir() if path.is_dir())
+
+
+def kept(file: Path, make: Callable[[], Any]) -> Any:
+    """What `make` returns, as JSON; from the file where it is there."""
+    if not file.is_file():
+        made = json.dumps(make())
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(made, encoding="utf-8")
+        print(file.name, flush=True)
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def load_average() -> float | None:

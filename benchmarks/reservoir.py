@@ -21,7 +21,6 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -252,25 +251,16 @@ def learn(model: nn.Module, dataset, batch: int, deadline: float) -> int:
 # ---- all runs
 
 
-def kept(file: Path, make: Callable[[], dict]) -> dict:
-    """What `make` returns, from the file where it is there."""
-    if not file.is_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(make()))
-        print(file.name, flush=True)
-    return json.loads(file.read_text())
-
-
 def measure(texts: Texts, budgets: list[int], seeds: list[int], folder: Path) -> dict:
     """xz, counting and a row for each budget and model, paired over the test texts."""
-    counting, rows = kept(folder / f"{texts.name}-counting.json", lambda: count_best(texts)), []
+    counting, rows = report.kept(folder / f"{texts.name}-counting.json", lambda: count_best(texts)), []
     for seconds in budgets:
         reservoir: list[dict] = []
         for model in MODELS:
             runs = []
             for seed in seeds:
                 file = folder / f"{texts.name}-{model}-{seconds}s-seed{seed}.json"
-                runs.append(kept(file, partial(spend, model, seconds, seed, texts)))
+                runs.append(report.kept(file, partial(spend, model, seconds, seed, texts)))
             row = {"model": model, "seconds": seconds, "rate": recipe(1).learning_rate}
             row |= {key: runs[0][key] for key in ("trained", "vocab_size")}
             row |= {key: [run[key] for run in runs] for key in ("seed", "steps", "test", "dev")}
