@@ -14,7 +14,6 @@ from tools.pages import result, spread
 TUNED = f"tuned, {STEPS} steps of {BATCH}, batches of one package"  # the notebook's recipe
 NOTEBOOKS_PAIRS = 6_000
 FORMER_SECONDS = 6.8  # of the former resolver on the standard library, at commit c8c9adc4
-SHOWN = ("BM25", "TF-IDF", "MiniLM", TUNED)
 
 STUDIES = {
     "open_calls": "which function is meant by a call that the former resolver left open",
@@ -74,7 +73,6 @@ def code_search() -> str:
                 "above MiniLM, fused (95 %) ": _above_fused(tests, name),
             }
             for name, row in docstrings.items()
-            if name.startswith(SHOWN)
         ]
     )
     candidates = [found["packages"][name]["definitions"] for name in found["test"]]
@@ -95,8 +93,6 @@ def _above_fused(rows: dict, name: str) -> str:
 
 
 def _above(row: dict) -> str:
-    if row["above"] is None:
-        return ""
     return "{:+.3f}, {:+.3f} to {:+.3f}".format(row["above"]["mrr"], *row["above"]["interval"])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evidence import declarations, pictures
+from evidence import declarations
 
 from helpers.show import tables
 from helpers.tuning.parameters import TuningParameters
@@ -20,24 +20,6 @@ def headline() -> str:
         f"MiniLM on banking77 reached the dev loss and dev F1 of the stock `Trainer` in **{1 / last['quality']['speed']:.0%} of its processor time** on one "
         f"CPU thread ({_settings(last['settings'], results)}; {_seeds(race)} seeds; `max_steps={parameters['max_steps']}`, "
         f"`max_length={parameters['max_length']}`). How much of this a higher rate alone gives is not shown."
-    )
-
-
-def draw() -> None:
-    """Processor time of the runs that the headline compares."""
-    race = result(FILE)["race"]
-    last, first = race["judged"][-1]["settings"], race["trials"][0]["settings"]
-    seconds = {}
-    for method, settings in (("stock Trainer", first), ("tuned settings", last)):
-        seconds[method] = [trial["seconds"] for trial in race["trials"] if trial["settings"] == settings]
-    stock = sum(seconds["stock Trainer"]) / len(seconds["stock Trainer"])
-    rows = []
-    for method, own in seconds.items():
-        mean, low, high = (100 * value / stock for value in (sum(own) / len(own), min(own), max(own)))
-        rows.append(pictures.Dot(method, mean, low, high, method == "tuned settings"))
-    title = "Training to the stock Trainer's dev loss and dev F1, or better"
-    pictures.dots(
-        "tuning_time", title, "% of the stock Trainer's processor time (line: lowest to highest seed)", rows, digits=0
     )
 
 
@@ -69,37 +51,36 @@ def _interval(difference: dict) -> str:
     return f"{difference['value']:+.3f} ({difference['low']:+.3f} to {difference['high']:+.3f})"
 
 
-def _f1(results: dict) -> str:
-    difference = results["f1_over_stock"]
-    shown = (
-        "**lower**" if difference["high"] < 0 else "higher" if difference["low"] > 0 else "no significant difference"
-    )
-    return f"Test F1 compared with the stock runs, on {results['data']['test_examples']:,} questions and all seeds: {_interval(difference)}, {shown}."
+def _f1(difference: dict) -> str:
+    verdict = "no significant difference"
+    if difference["high"] < 0:
+        verdict = "**lower**"
+    elif difference["low"] > 0:
+        verdict = "higher"
+    return f"{_interval(difference)}, {verdict}"
 
 
 def quality() -> str:
-    """Runs of the stock Trainer and of the candidates."""
-    results = result(FILE)
-    return f"{_race(results)}\n\n{_f1(results) if results['f1_over_stock'] else ''}"
-
-
-def _race(results: dict) -> str:
-    """Each candidate beside the stock runs."""
-    race, judged = results["race"], []
-    if not race["judged"]:
-        return f"Outcome: **{race['outcome']}**. {race['detail']}"
+    """Each candidate beside the runs of the stock Trainer."""
+    results, judged = result(FILE), []
+    race, tests = results["race"], results["data"]["test_examples"]
     for candidate in race["judged"]:
         quality, settings = candidate["quality"], candidate["settings"]
-        row = {
-            "batch": settings[BATCH],
-            "learning rate": f"{settings[RATE]:.2g}",
-            "examples": f"x {settings.get(EXAMPLES, 1)}",
-        }
-        row |= {"times as fast": f"{quality['speed']:.2f}", "dev loss": _interval(quality["loss"])}
-        judged.append(row | {"dev F1": _interval(quality["f1"]), "outcome": candidate["outcome"]})
+        judged.append(
+            {
+                "batch": settings[BATCH],
+                "learning rate": f"{settings[RATE]:.2g}",
+                "examples": f"x {settings.get(EXAMPLES, 1)}",
+                "times as fast": f"{quality['speed']:.2f}",
+                "dev loss": _interval(quality["loss"]),
+                "dev F1": _interval(quality["f1"]),
+                "outcome": candidate["outcome"],
+            }
+        )
     return (
         f"A stock run trains on {race['examples']:,} examples. Outcome: **{race['outcome']}**. Each candidate is compared with the stock runs of its seeds, with "
-        f"intervals over dev texts and seeds (a candidate that is kept after the first seed is judged again with all seeds):\n\n{tables.markdown(judged)}"
+        f"intervals over dev texts and seeds (a candidate that is kept after the first seed is judged again with all seeds):\n\n{tables.markdown(judged)}\n\n"
+        f"Test F1 compared with the stock runs, on {tests:,} questions and all seeds: {_f1(results['f1_over_stock'])}."
     )
 
 
