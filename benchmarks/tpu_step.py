@@ -73,7 +73,7 @@ def notebook_step(
 ) -> tuple[Recipe, Step]:
     """Recipe and step of a notebook's default run, with a model on the device "meta", which takes no memory.
 
-    model: a folder with another configuration (of the reservoir: its units). method: of `LegalParameters`. length: tokens; 0: the notebook's.
+    model: a folder with another configuration (of the reservoir: its units; not of GraphMER). method: of `LegalParameters`. length: tokens; 0: the notebook's.
     """
     steps = {
         "tinystories_reservoir": _reservoir,
@@ -226,19 +226,18 @@ def _legal(runtime: Runtime, folder: str, method: str, length: int) -> tuple[Rec
     return recipe(blocks, tokens, method, config.hidden_size, runtime.device_count), step
 
 
-def _graphmer(runtime: Runtime, file: str, method: str, length: int) -> tuple[Recipe, Step]:
+def _graphmer(runtime: Runtime, model: str, method: str, length: int) -> tuple[Recipe, Step]:
     """The sequences of a graph with one triple and no sources, which have the fields and the sizes of any other."""
     import torch
 
     from helpers.graphmer.chains import EncodedGraph, LeafyChains, Relations
     from helpers.graphmer.encoder import GraphMERForPreTraining
     from helpers.graphmer.graph.knowledge_graph import Entity, new_graph
-    from helpers.graphmer.parameters import AUTO, GraphParameters
+    from helpers.graphmer.parameters import GraphParameters
     from helpers.graphmer.text import Documents, train_tokenizer
     from helpers.graphmer.training import run_recipe
 
-    params = GraphParameters.defaults().model_copy(update={"config": file or AUTO})
-    configuration = params.configuration(runtime)
+    configuration = GraphParameters.defaults().configuration(runtime)
     graph = new_graph([Entity(name, "function") for name in ("f", "g")], [("f", "calls", "g")], {})
     tokenizer = train_tokenizer([], configuration.encoding.vocab_size)
     chains = LeafyChains(graph.triples, EncodedGraph(Documents(graph), tokenizer, configuration), configuration)
@@ -246,8 +245,10 @@ def _graphmer(runtime: Runtime, file: str, method: str, length: int) -> tuple[Re
     sequence = chains.with_roots(configuration.roots(tokens))[0]
     with torch.device("meta"):
         config = configuration.graphmer_config(configuration.encoding.vocab_size, **Relations().properties)
-        model = GraphMERForPreTraining(config)
-    step = Step(model=model, batch=lambda examples: chains.collate([sequence] * examples), loss=_loss_of, length=tokens)
+        encoder = GraphMERForPreTraining(config)
+    step = Step(
+        model=encoder, batch=lambda examples: chains.collate([sequence] * examples), loss=_loss_of, length=tokens
+    )
     return run_recipe(configuration, 15_000, runtime), step  # sequences of Python's standard library at 512 tokens
 
 
@@ -423,14 +424,10 @@ def _compile(traced: Traced, devices: list):
         try:
             return compiler.backend_compile(devices[0].client, module, xla_client.DeviceList(tuple(devices)), options)
         except jax.errors.JaxRuntimeError as error:
-            numbers = r"Used ([\d.]+)G of ([\d.]+)G hbm", r"arguments\s+([\d.]+)G"
-            found, held = (re.search(each, str(error)) for each in numbers)
-            if not found:
+            needed = re.search(r"Used [\d.]+G of [\d.]+G hbm", str(error))
+            if not needed:
                 raise
-            raise DoesNotFit(
-                f"needs {found[1]} of {found[2]} GiB, {held[1] if held else 0} of it for weights and optimizer; try a smaller "
-                "micro-batch, a shorter sequence or gradient checkpointing, or a smaller model"
-            ) from None
+            raise DoesNotFit(needed[0]) from None
 
 
 def _mark(module, traced: Traced, count: int, ir) -> None:
