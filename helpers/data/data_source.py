@@ -15,7 +15,7 @@ A local path is never handed to a library: `datasets` takes some names, such as 
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,9 @@ class DataSource:
     draw: str = ""  # how many rows, and the seed
 
     @property
-    def source(self) -> str:
-        """The same string means the same data."""
-        name = f"{self.name}@{self.revision}" if self.revision else self.name
-        return ", ".join(filter(None, (name, self.draw, f"sha256 {self.sha256[:16]}")))
-
-    @property
     def provenance(self) -> dict[str, str | None]:
-        """What results.json says of the data: source, revision and digest."""
-        return {"source": self.name, "revision": self.revision, "sha256": self.sha256}
+        """What results.json says of the data, and what must be the same when a run goes on."""
+        return {"source": self.name, "revision": self.revision, "draw": self.draw, "sha256": self.sha256}
 
 
 @dataclass(frozen=True)
@@ -77,12 +71,10 @@ def locate(data_source: str) -> Place:
     """
     value = uploaded() if data_source == UPLOAD else data_source
     path = source_path("data_source", value)
-    if path is None:
-        return Place(value, value)
-    place = Place(value, path.resolve().name, path)  # the same name for a link
-    if path.suffix.lower() == ".zip":
-        return replace(place, path=files.unpack(path, place.source))
-    return place
+    name = path.resolve().name if path else value  # the same name for a link
+    if path and path.suffix.lower() == ".zip":
+        path = files.unpack(path, f"data_source={value!r}")
+    return Place(value, name, path)
 
 
 def read_splits(place: Place, suffixes: Iterable[str], **options: Any) -> dict[str, list[Row]]:
@@ -94,7 +86,7 @@ def read_splits(place: Place, suffixes: Iterable[str], **options: Any) -> dict[s
 
     options: of `datasets.load_dataset`, for a hub set.
 
-    Raises as `read_rows`, `list_files` and `hub.reading`; ValueError where no training rows are left.
+    Raises as `read_rows`, `list_files` and `hub.reading`.
     """
     splits: dict[str, list[Row]] = defaultdict(list)
     if place.path is None:
@@ -118,8 +110,6 @@ def read_splits(place: Place, suffixes: Iterable[str], **options: Any) -> dict[s
         splits["train"] = unnamed
     elif unnamed:
         print(f"{len(unnamed):,} rows are not used, since their file names no split")
-    if not splits["train"]:
-        raise ValueError(f"{place.source}: no training rows; call their file or split train, as in train.csv")
     return splits
 
 

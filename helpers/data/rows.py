@@ -32,19 +32,16 @@ class Row(NamedTuple):
     def text(self, column: str) -> str:
         """The text or number of a column as text, "" where there is none. Raises Unusable for another value."""
         value = self.values.get(column)
-        if value is None:
-            return ""
-        if not isinstance(value, str | int | float):
+        if not isinstance(value, str | int | float | None):
             raise Unusable(f"column `{column}` holds a {type(value).__name__} and not text")
-        return str(value)
+        return "" if value is None else str(value)
 
     def column(self, names: Iterable[str], remedy: str) -> str:
         """The first of the columns `names`, in any case, that the row has. Raises Unusable, with the remedy, if it has none."""
-        for name in names:
-            if name.lower() in self.values:
-                return name.lower()
-        columns = ", ".join(self.values)[:500]
-        raise Unusable(f"no column `{'` or `'.join(names)}` (its columns: {columns}); {remedy}")
+        for name in map(str.lower, names):
+            if name in self.values:
+                return name
+        raise Unusable(f"no column `{'` or `'.join(names)}` among {[*self.values][:50]}; {remedy}")
 
 
 @dataclass
@@ -73,17 +70,17 @@ class SetAside:
                 self.rows.append((where, str(reason)))
 
     def check(self) -> None:
-        """Raises ValueError if there was no row, or if most of the rows are set aside."""
-        if not self.read or 2 * len(self.rows) > self.read:
-            raise ValueError(f"{self.source}: {self}")
+        """Prints how many rows are set aside, and a line for each reason with its first row, the most frequent first.
 
-    def __str__(self) -> str:
-        """How many rows are set aside, and a line for each reason with its first row, the most frequent first."""
+        Raises ValueError if there was no row, or if most of the rows are set aside.
+        """
         first = {reason: where for where, reason in reversed(self.rows)}
-        lines = [f"{len(self.rows):,} of {self.read:,} rows cannot be used"]
+        lines = [f"{self.source}: {len(self.rows):,} of {self.read:,} rows cannot be used"]
         for reason, count in Counter(reason for _, reason in self.rows).most_common(10):
             lines.append(f"  {count:,}, first {first[reason]}: {reason}")
-        return "\n".join(lines)
+        if not self.read or 2 * len(self.rows) > self.read:
+            raise ValueError("\n".join(lines))
+        print(*lines, sep="\n")
 
 
 def read_rows(path: Path, suffixes: Iterable[str], source: str) -> list[Row]:

@@ -191,8 +191,6 @@ def _convert(rows: Iterable[Row], convert, source: str) -> list[Passage]:
     set_aside = SetAside(source)
     texts = list(set_aside.convert(rows, convert))
     set_aside.check()
-    if set_aside.rows:
-        tracking.say(str(set_aside))
     return texts
 
 

@@ -117,7 +117,6 @@ def _read_texts(place: Place, revision: str | None, num_texts: int, seed: int) -
     set_aside = rows.SetAside(place.source)
     texts = list(set_aside.convert(read, lambda row: row.text(row.column(COLUMNS, "name the column of the texts so"))))
     set_aside.check()
-    print(set_aside)
     return texts
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas
 
 RESAMPLES = 2000
 FEWEST = 20  # items; the resamples of fewer hardly differ, and their interval is too narrow
@@ -55,19 +56,15 @@ def bootstrap(measure: Callable[..., float], *columns_N: np.ndarray, groups: Seq
         drawn together.
     """
     value = float(measure(*columns_N))
-    group_N = np.arange(len(columns_N[0]))
-    if groups is not None:
-        _, group_N = np.unique(groups, return_inverse=True)
-    order_N = np.argsort(group_N, kind="stable")
-    rows_G = np.split(order_N, np.cumsum(np.bincount(group_N))[:-1])
+    rows_N = pandas.Series(range(len(columns_N[0])))
+    rows_G = [*rows_N.groupby(rows_N if groups is None else list(groups)).indices.values()]
     if len(rows_G) < FEWEST:
         return Interval(value, -math.inf, math.inf, len(rows_G))
     generator = np.random.default_rng(0)
     values = []
     for _ in range(RESAMPLES):
-        rows = generator.integers(len(rows_G), size=len(rows_G))
-        if groups is not None:
-            rows = np.concatenate([rows_G[group] for group in rows])
+        drawn = generator.integers(len(rows_G), size=len(rows_G))
+        rows = drawn if groups is None else np.concatenate([rows_G[group] for group in drawn])
         values.append(measure(*(column_N[rows] for column_N in columns_N)))
     low, high = np.quantile(values, (0.025, 0.975))
     return Interval(value, float(low), float(high), len(rows_G))

@@ -41,32 +41,31 @@ class Wandb(WandbCallback):
     """
 
     def on_train_begin(self, args, state, control, **kwargs):
+        import wandb
+
+        self._wandb, self._initialized = wandb, False
         if not state.is_world_process_zero:
+            self._wandb = None  # which makes this a callback that does nothing
             return
         file = Path(args.output_dir, "wandb_run")
         if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(uuid.uuid4().hex, encoding="utf-8")
-        os.environ |= {"WANDB_RUN_ID": file.read_text(encoding="utf-8"), "WANDB_RESUME": "allow"}
-        os.environ |= {"WANDB_DIR": args.output_dir, "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
+            file.write_text(uuid.uuid4().hex)
+        os.environ |= {"WANDB_RUN_ID": file.read_text(), "WANDB_RESUME": "allow", "WANDB_DIR": args.output_dir}
+        os.environ |= {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
         os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")  # seconds
         server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
         if not (secrets.provide("WANDB_API_KEY") or requests.utils.get_netrc_auth(server)):
             os.environ.setdefault("WANDB_MODE", "offline")  # W&B would ask for a key, and nobody may be there
-        self._wandb.teardown()  # a run that was left open, and the environment as wandb read it before
+        wandb.teardown()  # a run that was left open, and the environment as wandb read it before
         try:
             super().on_train_begin(args, state, control, **kwargs)
         except Exception as error:
             raise RuntimeError(f"report_to='wandb': {error}. Set WANDB_MODE=offline, or report_to='none'") from error
-        say(
-            f"W&B: {self._wandb.run.url or f'offline in {args.output_dir}, for want of a WANDB_API_KEY; `wandb sync` sends it'}"
-        )
-
-    def on_log(self, args, state, control, **kwargs):
-        if self._initialized:  # an evaluation after the training would open the run again
-            super().on_log(args, state, control, **kwargs)
+        offline = f"offline in {args.output_dir}, for want of a WANDB_API_KEY; `wandb sync` sends it"
+        say(f"W&B: {wandb.run.url or offline}")
 
     def on_train_end(self, args, state, control, **kwargs):
         super().on_train_end(args, state, control, **kwargs)
-        self._wandb.finish()
-        self._initialized = False
+        if self._wandb:
+            self._wandb.finish()
+            self._wandb = None  # an evaluation after the training would open the run again

@@ -66,7 +66,6 @@ def load_texts(params: TuningParameters) -> LabelledTexts:
         sources = read_splits(place, SUFFIXES, **HUB.get(place.name, {}))
     read = [(name, *pair) for name in SPLITS for pair in set_aside.convert(sources.get(name, []), text_and_label)]
     set_aside.check()
-    print(set_aside)
     rows = pandas.DataFrame(read, columns=["split", "text", "label"])
     key = rows.text.str.casefold().str.split().str.join(" ")
     has_one_label = rows.label.groupby(key).transform("nunique") == 1

@@ -92,7 +92,7 @@ from helpers.graphmer.graph.index import read_index
 index = read_index(data_source, keep_in=run.path / "index")
 asked, graph = Asked(index), build_graph(index)
 source = DataSource(name=place.name, sha256=graph.digest())
-run.note(data=source.source)
+run.note(data=source.provenance)
 calls = Counter(
     triple.tail for triple in graph.triples if triple.relation == "calls" and triple.tail in index.definitions
 )

@@ -73,8 +73,8 @@ print(machine, f"output     {run.path}", sep="\n")
 from helpers.tuning.data import load_texts
 
 texts = load_texts(params)
-run.note(data=texts.source)
-tables.show([texts.counts()], texts.source)
+run.note(data=texts.provenance)
+tables.show([texts.counts()], texts.name)
 for row in texts.train.head(3).itertuples():
     print(f"\n{texts.labels[row.label]}: {row.text[:300]}")
 

@@ -109,7 +109,7 @@ from helpers.legal.model import load_model
 from helpers.legal.training import ChatTemplate, encode
 
 records = load_records(params.data_source, seed=params.seed)
-run.note(data=records.source)
+run.note(data=records.provenance)
 tables.show(records.rows())
 model, tokenizer = load_model(params, machine)
 trained = model.num_parameters(only_trainable=True)

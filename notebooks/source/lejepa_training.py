@@ -128,7 +128,7 @@ import torch
 run.use_method()
 from helpers.lejepa.loss import LeJEPALoss, SIGReg, views
 
-run.note(data=collection.source)
+run.note(data=collection.provenance)
 counts = {
     "documents": len(collection.documents),
     "passages": len(collection.passages),
@@ -136,7 +136,7 @@ counts = {
     f"dev {collection.kind}": len(collection.dev),
     f"test {collection.kind}": len(collection.test),
 }
-tables.show([counts], collection.source)
+tables.show([counts], collection.name)
 print(f"divided {collection.split}")
 sigreg = SIGReg(seed=params.seed)
 print(f"SIGReg of a Gaussian batch {sigreg(torch.randn(1, 256, 64), 0):.2f} ({sigreg.floor:.2f} on average)")

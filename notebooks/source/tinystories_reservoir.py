@@ -72,7 +72,7 @@ run = RunFolder.claim("tinystories_reservoir", params)
 print(machine, f"output     {run.path}", sep="\n")
 
 texts = load_texts(params.data_source, num_texts=params.num_texts, seed=params.seed)
-run.note(data=texts.source)
+run.note(data=texts.provenance)
 tokenizer, reason = train_tokenizer(texts.train, params.vocab_size)
 end = tokenizer.eos_token_id
 train, dev, test = (tokens_of(part, tokenizer) for part in (texts.train, texts.dev, texts.test))

@@ -175,7 +175,7 @@ def test_judged_questions_of_a_hub_set_are_past_questions(tmp_path):
 @pytest.mark.parametrize(
     ("suffix", "text", "message"),
     [
-        ("jsonl", [{"txt": "one"}], "(its columns: txt); name the columns `question` and `answer`"),
+        ("jsonl", [{"txt": "one"}], "among ['txt']; name the columns `question` and `answer`"),
         ("jsonl", [{"anchor": "one", "positive": ""}], "column `positive` is empty"),
         ("jsonl", [{"text": [3]}], "column `text` holds a list and not text"),
         ("jsonl", rows(1, text="text {n}"), "1 different texts to train on; at least 2 are needed. Add documents"),

@@ -49,7 +49,7 @@ def test_one_file_is_split_label_by_label_without_a_common_text(tmp_path):
     for split, count in ((found.train, 81), (found.validation, 10), (found.test, 9)):
         assert split.label.value_counts().to_dict() == {0: count, 1: count, 2: count}
     assert sorted(all_texts(found)) == sorted(text for text, _ in numbered(300))
-    assert found.source == load_labelled(path, seed=1).source != load_labelled(path, seed=2).source
+    assert found.provenance == load_labelled(path, seed=1).provenance != load_labelled(path, seed=2).provenance
 
 
 def test_columns_have_the_names_that_are_set(tmp_path):
@@ -57,7 +57,7 @@ def test_columns_have_the_names_that_are_set(tmp_path):
     path = write(tmp_path / "d.csv", rows, ("review", "text", "stars"))
     found = load_labelled(path, text_column="review", label_column="stars")
     assert found.labels == ["a", "b"] and "text number 0" in all_texts(found)
-    with pytest.raises(ValueError, match=r"no column `star` \(its columns: review, text, stars\); set label_column to"):
+    with pytest.raises(ValueError, match=r"no column `star` among \['review', 'text', 'stars'\]; set label_column to"):
         load_labelled(path, text_column="review", label_column="star")
 
 
@@ -91,7 +91,7 @@ def test_the_sample_is_real_text_of_this_python_by_package():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("words,label\nx,a\n", r"no column `text` .*its columns: words, label\); set text_column to"),
+        ("words,label\nx,a\n", r"no column `text` among \['words', 'label'\]; set text_column to"),
         ("text,label\nx,a,b\n", "line 2: .*more fields than the header: quote what holds a delimiter"),
         ("text,label\nx\n", r"line 2: no label in column `label` .*needs double quotes"),
         ("text,label\n" + "".join(f"t{i},a\n" for i in range(30)), r"of 1 labels such as \['a'\] 1 have 3 training"),
