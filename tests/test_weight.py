@@ -33,8 +33,8 @@ BUDGETS = {
     "helpers": (44_900, 48_470),
     "notebooks and tools": (11_000, 12_640),
     "tests": (45_000, 51_350),
-    "benchmarks and docs": (15_000, 17_150),
-    "pages": (14_000, 14_700),
+    "benchmarks and docs": (15_000, 15_750),
+    "pages": (14_000, 14_000),
 }
 ROOMS = ("plan", "reservoir", "lejepa", "legal", "tuning", "graphmer")
 BESIDE = {"tests": "tests"} | dict.fromkeys(("notebooks", "tools"), "notebooks and tools")

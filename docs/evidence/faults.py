@@ -1,20 +1,10 @@
-"""The fault table: what was disturbed, and how it ended; and what may change when a run goes on."""
+"""The fault table: what was disturbed, and how it ended."""
 
-import importlib
-
-from helpers.parameters import LENGTH, extra
 from helpers.show import tables
 from tools.faults import cells
 from tools.pages import result
 
 MOMENTS = {"step": "in a step", "saving": "while a checkpoint is saved"}
-NOTEBOOKS = {
-    "lejepa": "lejepa_training",
-    "legal": "legal_cot_sft",
-    "reservoir": "tinystories_reservoir",
-    "graphmer": "graphmer_se",
-    "tuning": "hardware_tuning",
-}
 
 
 def _cells() -> list[dict]:
@@ -43,16 +33,4 @@ def table() -> str:
         name = where if kind == "cpu" else f"{where}, XLA on 8 virtual devices"
         moments = {shown: _survived([c for c in cells if c["when"] == when]) for when, shown in MOMENTS.items()}
         rows.append({"where": name, **moments})
-    return tables.markdown(rows)
-
-
-def changeable() -> str:
-    """Parameters that may differ when a run goes on, by notebook."""
-    rows = []
-    for model, name in NOTEBOOKS.items():
-        module = importlib.import_module(f"helpers.{model}.parameters")
-        (cls,) = (each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__
-                  and hasattr(each, "model_fields"))  # fmt: skip
-        free = [field for field, info in cls.model_fields.items() if field in LENGTH or not extra(info)["identity"]]
-        rows.append({"notebook": name, "may change": ", ".join(f"`{field}`" for field in free)})
     return tables.markdown(rows)

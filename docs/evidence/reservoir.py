@@ -3,12 +3,12 @@
 import statistics
 
 import numpy as np
-from evidence import declarations, pictures
+from evidence import declarations
 from evidence.seeds import Difference
 
 from helpers.reservoir.parameters import MODEL, ReservoirParameters
 from helpers.show import tables
-from tools.pages import result, spread
+from tools.pages import ROOT, result, spread
 
 STUDY = "reservoir_cpu.json"
 FIRST, MODEL_NAME, MINUTE = "tinystories", "reservoir", 60
@@ -99,7 +99,7 @@ def draw() -> None:
     axes.minorticks_off()
     axes.set_title("TinyStories: ahead of a trained GRU for a minute, behind it after five")
     axes.legend()
-    figure.savefig(pictures.FOLDER / "reservoir_budget.png", dpi=80)
+    figure.savefig(ROOT / "docs/figures/reservoir_budget.png", dpi=80)
     plt.close(figure)
 
 

@@ -1,4 +1,4 @@
-"""What hardware tuning gave on a CPU: time to the quality of the stock Trainer, and the script that is carried away."""
+"""What hardware tuning gave on a CPU: time to the quality of the stock Trainer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from helpers.show import tables
 from helpers.tuning.parameters import TuningParameters
 from tools.pages import result
 
-FILE, SCRIPT = "hardware_tuning_cpu.json", "tuned_script_cpu.json"
+FILE = "hardware_tuning_cpu.json"
 BATCH, RATE, EXAMPLES = "per_device_train_batch_size", "learning_rate", "times_the_examples"
 
 
@@ -81,19 +81,6 @@ def quality() -> str:
         f"A stock run trains on {race['examples']:,} examples. Outcome: **{race['outcome']}**. Each candidate is compared with the stock runs of its seeds, with "
         f"intervals over dev texts and seeds (a candidate that is kept after the first seed is judged again with all seeds):\n\n{tables.markdown(judged)}\n\n"
         f"Test F1 compared with the stock runs, on {tests:,} questions and all seeds: {_f1(results['f1_over_stock'])}."
-    )
-
-
-def script() -> str:
-    """The exported script beside the notebook."""
-    measured = result(SCRIPT)
-    (comparison,) = measured["comparisons"]
-    low, high = comparison["speed_interval"]
-    return (
-        f"Started in an empty folder, in an isolated interpreter, the script reaches a test F1 of {comparison['script_f1']:.3f} on the notebook's rows; "
-        f"the notebook reaches {comparison['notebook_f1']:.3f} ({comparison['test_texts']:,} texts). Timed in turns with the notebook's "
-        f"trainer, with the same settings, it trains {comparison['speed']:.2f} times as fast ({low:.2f} to {high:.2f}, {measured['repetitions']} pairs; "
-        f"the target is at least {comparison['target_speed']:g})."
     )
 
 
