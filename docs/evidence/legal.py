@@ -1,11 +1,12 @@
 """What was measured of legal fine-tuning: reasoning that carries the answer, beside counting words and labels alone."""
 
-from evidence import declarations
+from evidence import declarations, pictures
 from evidence.seeds import Difference
 
 from helpers.legal.evaluation import WORDS
 from helpers.legal.parameters import STEPS, LegalParameters
 from helpers.show import tables
+from helpers.show.intervals import wilson
 from tools.pages import result
 
 FILE, FORMER = "legal_cpu.json", "legal_former_studies.json"
@@ -46,6 +47,21 @@ def headline() -> str:
         f"A written rule of three lines answers every question. These runs had {most['passes']['chains']} and {fewer['passes']['chains']} passes; by "
         f"default the notebook trains at least {STEPS} steps."
     )
+
+
+def draw() -> None:
+    """Right answers of the methods that the headline compares."""
+    rows = []
+    for count, study in sorted(_studies().items()):
+        scores = study["scores"]
+        for title, system in (("counting words", WORDS), ("linear probe on the frozen model", PROBE)):
+            if system in scores["systems"]:
+                share = wilson(scores["systems"][system]["value"], scores["questions"])
+                rows.append(pictures.percent(f"{title}, {count} records", share))
+        for title, kind in (("trained on answers alone", "labels"), ("trained with reasoning", "chains")):
+            rows.append(pictures.seeds(f"{title}, {count} records", study["right"][kind], kind == "chains"))
+    unit = "right answers, % (line: 95 % interval, or lowest to highest of three seeds)"
+    pictures.dots("legal_reasoning", "Diversity jurisdiction: 200 unseen questions", unit, rows)
 
 
 def beats() -> str:
