@@ -163,16 +163,16 @@ def bundled(declaration: str, sources: Path, twin: str) -> dict[str, bytes]:
         built = notebook(sources / f"{name}.py", twin)
         built.cells = [cell for cell in built.cells if cell.cell_type == "code"]
         setup = next(cell for cell in built.cells if "setup" in _tags(cell))
-        _, packed_files = re.search(r'^(PAYLOAD = "(.+)")$', setup.source, re.MULTILINE).groups()
-        for file in bz2.decompress(base64.b85decode(packed_files)).split(b"\0"):
+        code, _, packed_files = setup.source.partition('\nset_up("')
+        for file in bz2.decompress(base64.b85decode(packed_files.removesuffix('")'))).split(b"\0"):
             path, _, content = file.partition(b"\n")
             files[path.decode()] = content
         # Its kernel finds helpers where the bundling notebook has unpacked it.
-        constants, _, rest = setup.source.partition("\ntry:\n")
-        _, _, rest = rest.partition('unpacking["use"](files, SHA256, SHOWN)\n')
-        constants = re.sub(r"(?m)^(PAYLOAD|#) .*\n?", "", constants)
+        constants, _, _ = code.partition("\n\n\ndef ")
+        constants = re.sub(r"(?m)^# .*\n?", "", constants)
         said = "helpers.payload_sha256, helpers.shown = SHA256, SHOWN\nhelpers.began = time.monotonic()"
-        setup.source = f"import time\n{constants}\nimport helpers\n\n{said}\n{rest}"
+        install = code.strip().rpartition("\n")[2].strip()
+        setup.source = f"import time\n{constants}\nimport helpers\n\n{said}\n{install}"
         files[f"notebooks/{name}{SUFFIX[twin]}.ipynb"] = written(built)
     return files
 
@@ -274,20 +274,19 @@ def setup_cell(
     header = [
         # With the space that `ruff format` wants; Colab reads `# @title` and `#@title` alike.
         '# @title Setup: unpack helpers, install what is missing {display-mode: "form"}',
-        f"# PAYLOAD holds {len(files)} files of this project's package helpers {version}: what the notebook can reach.",
+        f"# The last line holds {len(files)} files of this project's package helpers {version}: what the notebook can reach.",
         "# `pip install helpers` would install a stranger's.",
     ]
     constants = {
         "REQUIREMENTS": '"""\n' + "\n".join(requirement_lines(names, twin, where)) + '\n"""',
         "SHA256": f'"{hashlib.sha256(packed(files)).hexdigest()}"',
         "SHOWN": json.dumps({file: method.digest(content.decode()) for file, content in shown.items()}),
-        "PAYLOAD": f'"{payload(files)}"',
     }
     _, _, code = (ROOT / "tools/setup_cell.py").read_text(encoding="utf-8").split('"""', 2)
     for name, value in constants.items():
         code, times = re.subn(rf"(?m)^{name} = .*$", lambda _, line=f"{name} = {value}": line, code)
         assert times == 1, f"setup_cell.py must assign {name} once"
-    return "\n".join(header) + "\n" + code.strip()
+    return "\n".join(header) + "\n" + code.strip().replace('set_up("")', f'set_up("{payload(files)}")')
 
 
 def requirement_lines(names: list[str], twin: str, where: str = "setup cell") -> list[str]:

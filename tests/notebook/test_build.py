@@ -116,9 +116,9 @@ def setup_of(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 def carried(notebook: nbformat.NotebookNode) -> dict[str, bytes]:
     """Files of a notebook's payload."""
-    constants = dict(re.findall(r'^(SHA256|PAYLOAD) = "(.+)"$', setup_of(notebook).source, re.MULTILINE))
-    packed = decompress(b85decode(constants["PAYLOAD"]))
-    assert constants["SHA256"] == hashlib.sha256(packed).hexdigest()
+    digest, payload = re.findall(r'^(?:SHA256 = |set_up\()"(.+)"\)?$', setup_of(notebook).source, re.MULTILINE)
+    packed = decompress(b85decode(payload))
+    assert digest == hashlib.sha256(packed).hexdigest()
     files = (file.split(b"\n", 1) for file in packed.split(b"\0"))
     return {name.decode(): content for name, content in files}
 
@@ -264,7 +264,7 @@ assert before is sys.modules["helpers"], "the same cell again leaves everything 
 @pytest.mark.parametrize("damage", ["truncated", "other content"])
 def test_setup_cell_refuses_a_damaged_payload(machine, damage):
     cell = machine.cell.read_text()
-    good = re.search(r'^PAYLOAD = "(.+)"$', cell, re.MULTILINE).group(1)
+    good = re.search(r'^set_up\("(.+)"\)$', cell, re.MULTILINE).group(1)
     other = notebooks.payload({"helpers/__init__.py": b"stranger = True\n"})
     bad = good[: len(good) // 2] if damage == "truncated" else other
     machine.cell.write_text(cell.replace(good, bad))
