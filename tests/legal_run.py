@@ -4,13 +4,13 @@ python -m tests.legal_run OUTPUT_DIR '{"kind": "xla", "steps": 8, ...}' [OUTPUT_
 a run. All runs of a process are of one kind.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests import driver
 
 DEFAULTS = driver.DEFAULTS | {
-    "method": "lora",  # "qlora" or "full"
-    "rank": 4,  # of the adapter
+    "method": "lora",  # or "full"
     "dropout": 0.05,
     "checkpointing": False,
     "steps": 8,
@@ -19,14 +19,12 @@ DEFAULTS = driver.DEFAULTS | {
     "logging_steps": 1,
     "save_steps": 4,
     "learning_rate": 1e-2,
-    "warmup_fraction": 0.05,
-    "alphabet": [3, 60],  # tokens of the training rows
-    "eval_alphabet": [3, 60],
+    "alphabets": [[3, 60], [3, 60]],  # tokens of the training rows, and of the others
 }
 LENGTH = 64
 
 
-def rows(count: int, length: int, seed: int, alphabet: tuple[int, int] = (3, 60)) -> list[dict[str, list[int]]]:
+def rows(count: int, length: int, seed: int, alphabet: Sequence[int] = (3, 60)) -> list[dict[str, list[int]]]:
     """Examples with something to learn: each repeats three tokens of the alphabet, and its first third is the prompt."""
     import numpy as np
 
@@ -48,22 +46,18 @@ def trainer_of(machine, folder: Path, options: dict, **changes):
     from helpers.legal.training import LegalTrainer, sft_config
     from tests.workloads import plan_by_hand
 
-    fields = {"base_model": "sample", "method": options["method"], "lora_rank": options["rank"], "seed": 1}
-    params = LegalParameters(**fields, save_steps=options["save_steps"])
+    fields = {name: options[name] for name in ("method", "save_steps")}
+    params = LegalParameters(base_model="sample", lora_rank=4, seed=1, **fields)
     model, tokenizer = load_model(params, machine, dropout=options["dropout"])
     settings = {name: options[name] for name in ("batch_size", "accumulation", "steps", "learning_rate")}
-    settings |= {
-        "warmup_steps": round(options["steps"] * options["warmup_fraction"]),
-        "gradient_checkpointing": options["checkpointing"],
-    }
-    if options["method"] == "qlora":
-        settings["optimizer"] = "paged_adamw_8bit"
+    settings["gradient_checkpointing"] = options["checkpointing"]
     planned = plan_by_hand(machine, length=LENGTH, **settings | changes)
     logged = params.logged() | {"seed": 5, "logging_steps": options["logging_steps"]}
     arguments = sft_config(planned, machine, folder, length=LENGTH, **logged)
-    taught = Dataset.from_list(rows(200, LENGTH, seed=0, alphabet=options["alphabet"]))
-    evaluated = Dataset.from_list(rows(40, LENGTH, seed=1, alphabet=options["eval_alphabet"]))
-    return LegalTrainer(model, arguments, taught, evaluated, tokenizer, plan=planned, runtime=machine)
+    taught, evaluated = options["alphabets"]
+    train_dataset = Dataset.from_list(rows(200, LENGTH, seed=0, alphabet=taught))
+    eval_dataset = Dataset.from_list(rows(40, LENGTH, seed=1, alphabet=evaluated))
+    return LegalTrainer(model, arguments, train_dataset, eval_dataset, tokenizer, plan=planned, runtime=machine)
 
 
 def main(output_dir: str, options: dict) -> dict:
@@ -71,15 +65,9 @@ def main(output_dir: str, options: dict) -> dict:
     from datasets import Dataset
 
     trainer = trainer_of(machine, Path(output_dir), options)
-    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
     watched = driver.watch(trainer, options)
     held_out = Dataset.from_list(rows(13, LENGTH, seed=2))
     trainer.train(resume_from_checkpoint=True)
-    moved = {
-        name: float((p.detach().cpu() - before[name]).abs().max())
-        for name, p in trainer.model.named_parameters()
-        if p.requires_grad
-    }
     return {
         **trainer.results(),
         "transfers": watched.transfers,
@@ -88,9 +76,8 @@ def main(output_dir: str, options: dict) -> dict:
         "grad_norms": driver.logged(trainer, "grad_norm"),
         "eval_losses": driver.logged(trainer, "eval_loss"),
         "best_step": trainer.state.best_global_step,
-        "moved": moved,
         "dtypes": sorted({str(p.dtype) for p in trainer.model.parameters()}),
-        "loss_by_hand": loss_by_hand(trainer, rows(40, LENGTH, seed=1, alphabet=options["eval_alphabet"])),
+        "loss_by_hand": loss_by_hand(trainer, rows(40, LENGTH, seed=1, alphabet=options["alphabets"][1])),
         "held_out_loss": trainer.completion_loss(held_out)["loss"],
         "held_out_loss_by_hand": loss_by_hand(trainer, held_out),
     }
@@ -102,16 +89,14 @@ def loss_by_hand(trainer, examples) -> float:
 
     from helpers.machine.engine import cpu_copy
 
-    in_four_bits = getattr(trainer.model, "is_loaded_in_4bit", False)  # and so cannot be copied
-    model = (trainer.model if in_four_bits else cpu_copy(trainer.model)).eval()
-    total = labels = 0
+    model = cpu_copy(trainer.model).eval()
+    losses = []
     for row in examples:
-        ids, wanted = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
+        ids, labels = torch.tensor([row["input_ids"]]), torch.tensor(row["labels"])
         with torch.no_grad():
-            logits = model(input_ids=ids).logits[:, :-1].float()
-        total += torch.nn.functional.cross_entropy(logits[0], wanted[0, 1:], reduction="sum").item()
-        labels += int((wanted[0, 1:] != -100).sum())
-    return total / labels
+            logits = model(input_ids=ids).logits[0, :-1].float()
+        losses.append(torch.nn.functional.cross_entropy(logits, labels[1:], reduction="none")[labels[1:] != -100])
+    return torch.cat(losses).mean().item()
 
 
 if __name__ == "__main__":

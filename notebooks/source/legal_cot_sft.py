@@ -247,7 +247,7 @@ print(evaluation.ask(trainer, template, records, question))
 #
 # LoRA saves the adapter, and the whole model in `merged/`; QLoRA the adapter alone; `method="full"` the whole model.
 #
-# - **Use it elsewhere**: `model/README.md` has the lines for transformers, llama.cpp, Ollama and vLLM.
+# - **Use it elsewhere**: `model/README.md` has the lines for transformers, llama.cpp and vLLM.
 # - **Share it**: `huggingface_hub.upload_folder(repo_id="owner/name", folder_path="<output_dir>/model")`, with a token that may write in `HF_TOKEN`.
 # - **Out of memory**: the micro-batch is halved by itself; then set `gradient_checkpointing=True`, then a smaller `max_length`.
 

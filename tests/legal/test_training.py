@@ -23,22 +23,19 @@ DRIVER = "tests.legal_run"
 METHODS = ("lora", "full")
 PARITY = {"steps": 20, "save_steps": 10, "dropout": 0.0}
 DROPOUT = {"method": "lora", "steps": 14, "logging_steps": 6, "save_steps": 6, "dropout": 0.1}
-SMALL_RATE = {"method": "full", "steps": 4, "learning_rate": 2e-5, "warmup_fraction": 0.0}
 HALF_BASE = {"method": "lora", "steps": 4, "precision": "bf16", "dropout": 0.0}
 CUT = {"method": "full", "steps": 4}
 ALIKE = {method: {"method": method, **PARITY} for method in METHODS} | {"dropout": DROPOUT}
 RUNS = {
     "cpu": {
         **ALIKE,
-        "small rate": SMALL_RATE,
         "half base": HALF_BASE,
         "one batch of eight": {**CUT, "batch_size": 8, "accumulation": 1},
         "eight of one": {**CUT, "batch_size": 1, "accumulation": 8},
-        "one token": {"method": "lora", "steps": 8, "save_steps": 2, "alphabet": [100, 101], "eval_alphabet": [3, 4]},
+        "one token": {"method": "lora", "steps": 8, "save_steps": 2, "alphabets": [[100, 101], [3, 4]]},
     },
     "xla": {
         **ALIKE,
-        "small rate": {**SMALL_RATE, "precision": "bf16", "checkpointing": True},
         "half base": {**HALF_BASE, "checkpointing": True},
     },
 }
@@ -89,58 +86,51 @@ def test_one_batch_of_eight_and_eight_of_one_give_the_same_losses(finished):
 # ---- TRL
 
 
-TEXTS = [
-    {"prompt": f"Name {n}.", "completion": f" It is {n * n}, and no more than that."} for n in range(40)
-]  # which only TRL makes tokens of
+TEXTS = [{"prompt": f"Name {n}.", "completion": f" It is {n * n}, and no more than that."} for n in range(40)]
 
 
 @pytest.mark.once
 def test_rows_and_losses_are_those_of_trls_own_trainer(tmp_path):
     from trl import SFTTrainer
 
-    (model, tokenizer), (again, _) = loaded(method="full", seed=3), loaded(method="full", seed=3)
-    planned = plan_by_hand(cpu_here(), batch_size=4, steps=3, length=128, learning_rate=1e-2)
-    arguments = sft_config(
-        planned, cpu_here(), tmp_path, length=128, seed=1, logging_steps=1, eval_steps=9, save_steps=9
-    )
-    train, held = Dataset.from_list(TEXTS), Dataset.from_list(TEXTS[:8])
-    ours = LegalTrainer(model, arguments, train, held, tokenizer, plan=planned, runtime=cpu_here())
-    data = {"train_dataset": train, "eval_dataset": held}
-    theirs = SFTTrainer(again, args=arguments, processing_class=tokenizer, **data)
+    planned = plan_by_hand(cpu_here(), batch_size=4, steps=3, length=128)
+    arguments = sft_config(planned, cpu_here(), tmp_path, length=128, seed=1, eval_steps=9, save_steps=9)
+    data = {"train_dataset": Dataset.from_list(TEXTS), "eval_dataset": Dataset.from_list(TEXTS[:8])}
+    trainers, losses, gradients = [], [], []
+    for make, options in ((SFTTrainer, {}), (LegalTrainer, {"plan": planned, "runtime": cpu_here()})):
+        model, tokenizer = loaded(method="full", seed=3)
+        trainers.append(make(model, args=arguments, processing_class=tokenizer, **data, **options))
+    theirs, ours = trainers
     blocks = len(theirs.train_dataset)
-    assert ours.train_dataset["input_ids"][:blocks] == theirs.train_dataset["input_ids"][:]
-    assert ours.train_dataset["labels"][:blocks] == theirs.train_dataset["labels"][:]
-    losses, gradients = [], []
-    for trainer in (ours, theirs):
+    for name in ("input_ids", "labels"):
+        assert ours.train_dataset[name][:blocks] == theirs.train_dataset[name][:]
+    for trainer in trainers:
         batch = trainer.data_collator([trainer.train_dataset[n] for n in range(blocks)])
         labels = (batch["labels"] != IGNORED).sum() if trainer is ours else None
         loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=labels)
         loss.backward()
         losses.append(loss.item())
         gradients.append({name: weight.grad for name, weight in trainer.model.named_parameters()})
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("changes", [{}, {"final_logit_softcapping": 5.0}])
-@pytest.mark.parametrize(("tile", "compact"), [(1, False), (7, True), (7, False), (2048, True)])
-def test_the_loss_in_tiles_is_the_plain_one_with_its_gradients(changes, tile, compact):
-    options = {"vocab_size": 60, "head_dim": 8, "attn_logit_softcapping": None, "final_logit_softcapping": None}
-    model = tiny("Gemma2", **options | changes, attn_implementation="eager")
+@pytest.mark.parametrize("cap", [None, 5.0])
+@pytest.mark.parametrize(("tile", "compact"), [(7, True), (7, False), (2048, True)])
+def test_the_loss_in_tiles_is_the_plain_one_with_its_gradients(cap, tile, compact):
+    sizes = {"vocab_size": 60, "head_dim": 8, "attn_logit_softcapping": None, "attn_implementation": "eager"}
+    model = tiny("Gemma2", final_logit_softcapping=cap, **sizes)
     batch = FixedBlocks(32, 0, compact)(rows(6, 60, seed=0))
-    found = summed_loss(model, batch, tokens=tile)
-    found.backward()
-    tiled = [weight.grad.clone() for weight in model.parameters()]
-    model.zero_grad()
     mask = masks_of(batch["segment_ids"], model.config, torch.float32)
     logits = model(batch["input_ids"], position_ids=batch["position_ids"], attention_mask=mask).logits
-    plain = torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="sum"
-    )
-    plain.backward()
-    assert found.item() == pytest.approx(plain.item(), rel=1e-5)
-    torch.testing.assert_close(tiled, [weight.grad for weight in model.parameters()], rtol=1e-4, atol=1e-5)
+    next_labels = batch["labels"][:, 1:].flatten()
+    plain = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), next_labels, reduction="sum")
+    in_tiles = summed_loss(model, batch, tokens=tile)
+    assert in_tiles.item() == pytest.approx(plain.item(), rel=1e-5)
+    weights = [*model.parameters()]
+    gradients = [torch.autograd.grad(loss, weights) for loss in (plain, in_tiles)]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-5)
 
 
 # ---- resume
@@ -185,19 +175,7 @@ def test_no_value_leaves_the_device_between_two_logs(finished):
 
 
 @ON_XLA
-def test_bf16_autocast_moves_fp32_weights_at_a_small_learning_rate(finished):
-    (_, on_cpu), (_, on_xla) = finished("cpu", "small rate"), finished("xla", "small rate")
-    assert on_xla["dtypes"] == ["torch.float32"]
-    # Norm weights are 1.0, where bf16 has steps of 0.0078: stored so, they could not have moved.
-    norms = {name: moved for name, moved in on_xla["moved"].items() if "norm" in name}
-    assert norms and all(1e-5 < moved < 1e-3 for moved in norms.values())
-    assert on_xla["losses"] == pytest.approx(on_cpu["losses"], rel=1e-2)
-    assert on_xla["losses"] != on_cpu["losses"]  # bf16 beside fp32
-
-
-@ON_XLA
 def test_on_xla_a_bf16_base_with_checkpointing_trains_as_on_a_cpu(finished):
     (_, on_cpu), (_, on_xla) = finished("cpu", "half base"), finished("xla", "half base")
     assert on_xla["dtypes"] == on_cpu["dtypes"] == ["torch.bfloat16", "torch.float32"] and on_cpu["losses"]
     assert on_xla["losses"] == pytest.approx(on_cpu["losses"], rel=1e-2)
-    assert all(moved > 0 for moved in on_xla["moved"].values())
