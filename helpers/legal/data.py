@@ -11,7 +11,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +48,6 @@ class Record:
     # `role` and `content`, where reasoning stands in <think>; the last is the assistant's
     messages: tuple[Message, ...]
     group: str = ""  # document that the record belongs to
-    first_learned: int = 0  # messages before this one are a prompt
 
     @property
     def question(self) -> str:
@@ -97,22 +96,20 @@ def load_records(data_source: str, *, seed: int) -> Records:
     Raises ValueError (most rows cannot be used, a file or a hub set that cannot be read, too few records) and FileNotFoundError.
     """
     place = locate(data_source)
-    set_aside = SetAside(place.source)
-    sources = {"train": [*number_rows(sample_records())]}
+    sources: Mapping[str, Iterable[Row]] = {"train": number_rows(sample_records())}
     if not place.is_sample:
         sources = read_splits(place, SUFFIXES)
-    conversations: set[str] = set()
-    digest, repeats = hashlib.sha256(), []
+    set_aside, repeats = SetAside(place.source), []
+    conversations: dict[str, None] = {}
     splits: dict[str, list[Record]] = {"train": [], "validation": [], "test": []}
     for name in reversed(splits):  # training loses what it repeats
-        for record in set_aside.convert(sources.get(name, ()), record_of):
+        for record in set_aside.convert(sources.get(name, ()), read_record):
             conversation = json.dumps(record.messages)
             if conversation in conversations:
                 repeats.append((record.id, "repeats another row"))
-                continue
-            conversations.add(conversation)
-            digest.update(conversation.encode())
-            splits[name].append(record)
+            else:
+                conversations[conversation] = None
+                splits[name].append(record)
     set_aside.check()
     count = len(splits["train"])
     if count < FEWEST:
@@ -121,7 +118,7 @@ def load_records(data_source: str, *, seed: int) -> Records:
         hold_out(splits, seed)
     return Records(
         name=place.name,
-        sha256=digest.hexdigest(),
+        sha256=hashlib.sha256("".join(conversations).encode()).hexdigest(),
         draw=f"seed {seed}",
         splits=splits,
         set_aside=set_aside.rows + repeats,
@@ -131,39 +128,36 @@ def load_records(data_source: str, *, seed: int) -> Records:
 # ---- from a row to a conversation
 
 
-def record_of(row: Row) -> Record:
+def read_record(row: Row) -> Record:
     """The record of a row. Raises Unusable where the row has no columns of `FORMS`, or no question or answer."""
     values = {name: value for name, value in row.values.items() if value not in (None, "", [])}
-    row = row._replace(values=values)
     turns: Any = values.get("messages", values.get("conversations"))
-    prompt: Any = []
     if not isinstance(turns, list):
-        questions = [name for name in QUESTIONS if name in values]
-        answers = [name for name in ANSWERS if name in values]
+        questions = [row.text(name) for name in QUESTIONS if name in values]
+        answers = [row.text(name) for name in ANSWERS if name in values]
         if not questions or not answers:
             raise Unusable(f"no question and answer (its columns: {', '.join(values)[:500] or 'none'}). Give {FORMS}")
-        prompt, turns = values[questions[-1]], values[answers[0]]
-        if not isinstance(prompt, list) or not isinstance(turns, list):  # as TRL's conversational columns are
-            texts = [row.text(name) for name in questions]
-            prompt = [{"role": "user", "content": "\n\n".join(texts)}]
-            reasoning = {name: values[name] for name in REASONING if name in values}
-            turns = [reasoning | {"role": "assistant", "content": row.text(answers[0])}]
+        reasoning = {name: values[name] for name in REASONING if name in values}
+        answer = reasoning | {"role": "assistant", "content": answers[0]}
+        turns = [{"role": "user", "content": "\n\n".join(questions)}, answer]
     if "system" in values:
-        prompt = [{"role": "system", "content": row.text("system")}, *prompt]
-    messages = [_message(message) for message in (*prompt, *turns)]
+        turns = [{"role": "system", "content": row.text("system")}, *turns]
+    messages = [read_message(turn) for turn in turns]
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()  # nobody answers
-    record = Record(row.where, tuple(messages), str(values.get("document", "")), len(prompt))
-    if len(messages) <= len(prompt) or not record.question:
+    record = Record(row.where, tuple(messages), str(values.get("document", "")))
+    if not record.question:
         raise Unusable("no question, or no answer to it")
     return record
 
 
-def _message(message: Any) -> Message:
-    if not isinstance(message, dict):
+def read_message(turn: Any) -> Message:
+    """A message of a row, whose reasoning is written before its text. Raises Unusable for tool calls and what is no text."""
+    if not isinstance(turn, dict):
         raise Unusable("a message must be an object with a `role` and a `content`")
-    filled = {key: value for key, value in message.items() if value}
-    role, content = str(filled.get("role", filled.get("from"))).lower(), filled.get("content", filled.get("value", ""))
+    filled = {key: value for key, value in turn.items() if value}
+    role = str(filled.get("role", filled.get("from"))).lower()
+    content = filled.get("content", filled.get("value"))
     if CALLS & {role, *filled}:
         raise Unusable("tool calls are not read: give conversations in texts")
     if not isinstance(content, str) or not content.strip():

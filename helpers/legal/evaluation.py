@@ -18,7 +18,7 @@ from helpers.show.tracking import say
 from .data import Record, Records, parts_of
 from .generation import generate
 
-STRENGTHS = (0.3, 3, 30, 300)  # of the linear model (sklearn's C), chosen on the validation records
+STRENGTH = 30  # of the linear model (sklearn's C), whose features are rows of length one
 ROWS_A_LABEL = 5  # labels are few answers that come many times; others are written in words
 SCORED = 100  # test records at most
 UNTRAINED = 20  # of them are asked before training: that model seldom stops, so that an answer takes the longest time
@@ -30,34 +30,24 @@ MEASURES = STOPS, RIGHT, STEPS = "stops", "answer is right", "every step is righ
 
 
 def baselines(records: Records, questions: Sequence[Record]) -> dict[str, list[str]]:
-    """What the nearest training record answers and, for labels, the most frequent one and a linear model on words and letters.
-
-    Of several strengths the one that is best on the validation records answers.
-    """
+    """What the nearest training record answers and, for labels, the most frequent one and a linear model on words and letters."""
     from sklearn.dummy import DummyClassifier
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.neighbors import KNeighborsClassifier
     from sklearn.pipeline import make_pipeline, make_union
 
-    texts, labels = {}, {}
-    for name, part in (records.splits | {"asked": questions}).items():
-        texts[name] = [record.question for record in part]
-        labels[name] = [record.answer for record in part]
+    texts = [record.question for record in records.splits["train"]]
+    labels = [record.answer for record in records.splits["train"]]
     words = TfidfVectorizer(token_pattern=r"\w+", ngram_range=(1, 2), sublinear_tf=True)
     letters = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, min_df=2)
-    models: dict[str, list] = {NEAREST: [KNeighborsClassifier(1, metric="cosine")]}
-    if 1 < len({*labels["train"]}) <= len(labels["train"]) / ROWS_A_LABEL:
-        models[FREQUENT] = [DummyClassifier()]
-        models[WORDS] = [LogisticRegression(C=strength, max_iter=1000) for strength in STRENGTHS]
+    models = {NEAREST: KNeighborsClassifier(1, metric="cosine")}
+    if 1 < len({*labels}) <= len(labels) / ROWS_A_LABEL:
+        models |= {FREQUENT: DummyClassifier(), WORDS: LogisticRegression(C=STRENGTH, max_iter=1000)}
     answers = {}
-    for name, candidates in models.items():
-        fitted = []
-        for model in candidates:
-            pipeline = make_pipeline(make_union(words, letters), model)
-            fitted.append(pipeline.fit(texts["train"], labels["train"]))
-        best = max(fitted, key=lambda model: model.score(texts["validation"], labels["validation"]))
-        answers[name] = best.predict(texts["asked"]).tolist()
+    for name, model in models.items():
+        pipeline = make_pipeline(make_union(words, letters), model).fit(texts, labels)
+        answers[name] = pipeline.predict([record.question for record in questions]).tolist()
     return answers
 
 
@@ -98,16 +88,18 @@ def examine(trainer, template, records: Records, rows, *, count: int = SCORED) -
 
     rows: of the test records (`training.encode`). "form" has the share of turns of which each of MEASURES is true.
     """
-    import pandas
-
     questions = records.splits["test"][:count]
     completion = trainer.completion_loss(rows)
     length = answer_length(template, questions)
     say(f"the model answers {len(questions)} test questions, with at most {length} tokens each")
     with trainer.compute_loss_context_manager():
         samples = written(trainer.model, template, questions, max_new_tokens=length)
-    shares = pandas.DataFrame(samples).reindex(columns=MEASURES).astype(float).mean()
-    return {"completion": completion, "samples": samples, "form": shares.dropna().to_dict()}
+    shares = {}
+    for name in MEASURES:
+        measured = [sample[name] for sample in samples if name in sample]
+        if measured:
+            shares[name] = sum(measured) / len(measured)
+    return {"completion": completion, "samples": samples, "form": shares}
 
 
 def ask(trainer, template, records: Records, question: str) -> str:
@@ -143,15 +135,15 @@ def scores(systems: Mapping[str, Sequence[float]], questions: Sequence[Record]) 
         are paired.
     """
     groups = [record.group or record.id for record in questions]
-    results: dict[str, Any] = {"questions": len(questions), "groups": len({*groups}), "systems": {}, "trained less": {}}
+    shares, differences = {}, {}
     for name, values in systems.items():
-        right_Q, count = np.array(values, dtype=float), len(values)
-        share = wilson(float(right_Q.mean()), len({*groups[:count]}))
-        results["systems"][name] = asdict(share) | {"questions": count}
+        answered = groups[: len(values)]
+        shares[name] = asdict(wilson(float(np.mean(values)), len({*answered}))) | {"questions": len(values)}
         if name != TRAINED and TRAINED in systems:
-            less = bootstrap(np.mean, np.array(systems[TRAINED][:count]) - right_Q, groups=groups[:count])
-            results["trained less"][name] = asdict(less) | {"outcome": less.outcome, "shown": str(less)}
-    return results
+            trained_Q = np.array(systems[TRAINED][: len(values)], dtype=float)
+            less = bootstrap(np.mean, trained_Q - np.array(values), groups=answered)
+            differences[name] = asdict(less) | {"outcome": less.outcome, "shown": str(less)}
+    return {"questions": len(questions), "groups": len({*groups}), "systems": shares, "trained less": differences}
 
 
 def table(results: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -168,19 +160,17 @@ def verdict(results: Mapping[str, Any], after: Mapping[str, Any], trainer) -> li
 
     results: `scores`. after: `examine` of the trained model.
     """
-    systems, lines = results["systems"], []
-    stops, share = after["form"][STOPS], systems[TRAINED]["value"]
-    if stops < LEAST_STOPS or share <= systems.get(FREQUENT, {"value": -1})["value"]:
-        losses = [f"{entry['eval_loss']:.3f}" for entry in trainer.state.log_history if "eval_loss" in entry]
+    values = {name: share["value"] for name, share in results["systems"].items()}
+    stops, right_share = after["form"][STOPS], values.pop(TRAINED)
+    lines = []
+    if stops < LEAST_STOPS or right_share <= values.get(FREQUENT, -1):
         lines.append(
-            f"The model has hardly learned its records: {stops:.0%} of its answers end by themselves, {share:.0%} are right. "
-            f"Its loss on the dev records was {', '.join(losses)}. Raise learning_rate (it was {trainer.plan.learning_rate:g}) "
-            f"or max_steps (it was {trainer.plan.max_steps}), or add records."
+            f"The model has hardly learned its records: {stops:.0%} of its answers end by themselves, {right_share:.0%} are right. "
+            f"Raise learning_rate (it was {trainer.plan.learning_rate:g}) or max_steps (it was {trainer.plan.max_steps}), or add records."
         )
-    free = [name for name in systems if name not in (BASE, TRAINED)]
-    best = max(free, key=lambda name: systems[name]["value"])
-    for name in (best, BASE):
-        less, count = results["trained less"][name], systems[name]["questions"]
+    del values[BASE]
+    for name in (max(values, key=lambda name: values[name]), BASE):
+        less, count = results["trained less"][name], results["systems"][name]["questions"]
         lines.append(
             f"The trained model compared with {name}: {less['outcome']}, {less['shown']}, {count} questions, of one training."
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -47,10 +46,6 @@ def make_plan(model, rows, length: int, params: LegalParameters, machine: Runtim
         machine,
         **params.model_dump(include={"batch_size", "learning_rate", "max_steps", "gradient_checkpointing"}),
     )
-    if params.method == "qlora":
-        reasons = plan.reasons | {"optimizer": "moments in 8 bits, which move to the host where a GPU is full"}
-        optimizer = "paged_adamw_8bit" if machine.kind == "cuda" else "adamw_8bit"
-        plan = dataclasses.replace(plan, optimizer=optimizer, reasons=reasons)
     return plan, block
 
 

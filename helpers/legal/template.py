@@ -12,7 +12,7 @@ MARK = "law-7"
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer. Where it has no place for a system text, this stands before the first question.
+    """The chat template of a tokenizer.
 
     Raises ValueError where there is none, or it ends the assistant's turn with no special token: the model could not learn to stop.
     """
@@ -21,14 +21,10 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        system, question, answer = ({"role": role, "content": MARK} for role in ("system", "user", "assistant"))
-        stops, self.writes_system = [], True
+        stops = []
         if tokenizer.chat_template:
-            try:
-                self.writes_system = self.text([system, question]).count(MARK) == 2
-            except Unusable:
-                self.writes_system = False
-            after = self.encode(self.text([question, answer]).rpartition(MARK)[2])
+            turns = [{"role": role, "content": MARK} for role in ("user", "assistant")]
+            after = self.encode(self.text(turns).rpartition(MARK)[2])
             added = tokenizer.added_tokens_decoder
             stops = [token for token in after if token in added and added[token].special]
         if not stops:
@@ -37,20 +33,12 @@ class ChatTemplate:
             )
         self.stop_token_id = stops[0]
 
-    def place(self, messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-        """The messages with the system text where the template writes it."""
-        if messages[0]["role"] != "system" or self.writes_system:
-            return [*messages]
-        system, question, *rest = messages
-        return [{**question, "content": f"{system['content']}\n\n{question['content']}"}, *rest]
-
     def text(self, messages: Sequence[Mapping[str, str]], *, ask: bool = False) -> str:
         """The conversation as the model reads it; with `ask` up to where it has to write. Raises Unusable where it is refused."""
-        placed = self.place(messages)
         try:
-            return self.tokenizer.apply_chat_template(placed, tokenize=False, add_generation_prompt=ask)
+            return self.tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=ask)
         except (jinja2.TemplateError, TypeError) as error:
-            raise Unusable(f"the chat template refuses it ({error})") from error
+            raise Unusable(f"the chat template of base_model refuses it ({error})") from error
 
     def prompt(self, record) -> str:
         """What a record asks, up to where the model has to write its last message."""

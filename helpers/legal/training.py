@@ -38,12 +38,11 @@ def rows_of(record, template: ChatTemplate, most_tokens: int) -> list[dict[str, 
     teach an answer without its reasoning.
     """
     rows: list[dict[str, Any]] = []
-    for turn in range(record.first_learned, len(record.messages)):
-        messages = record.messages[: turn + 1]
-        if messages[-1]["role"] == "assistant":
-            *prompt, completion = template.place(messages)
-            tokens = len(template.encode(template.text(messages)))
-            rows.append({"prompt": prompt, "completion": [completion], "tokens": tokens})
+    for turn, message in enumerate(record.messages):
+        if message["role"] == "assistant":
+            prompt = [*record.messages[:turn]]
+            tokens = len(template.encode(template.text([*prompt, message])))
+            rows.append({"prompt": prompt, "completion": [message], "tokens": tokens})
     if rows[-1]["tokens"] > most_tokens:
         raise Unusable(f"longer than {most_tokens:,} tokens")
     return rows
@@ -71,7 +70,7 @@ def encode(records, template: ChatTemplate, *, max_length: int = 0, reads: int =
         if 2 * len(usable) < max(1, len(part)):
             raise ValueError(
                 f"data_source={records.name!r}: {len(usable)} of {len(part)} {name} records can be used; the last one that cannot: "
-                f"{set_aside[-1:]}. Set a larger max_length, or give more records or splits of your own"
+                f"{set_aside[-1:]}. Set a larger max_length or another base_model, or give more records, without `system`"
             )
         splits[name], data_sets[name] = usable, Dataset.from_list(rows)
         longest = max(longest, *data_sets[name]["tokens"])
@@ -113,8 +112,6 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         others = {*layer_kinds(base_of(model).config.get_text_config())} - {FULL, SLIDING}
         if others:
             raise ValueError(f"base_model: {others} would carry one record of a block into the next; use another model")
-        if args.label_smoothing_factor or args.loss_type != "nll":
-            raise ValueError("label_smoothing_factor, loss_type: the plain loss is computed (compute_loss)")
         on_xla, devices = runtime.kind == "xla", plan.device_count
         eval_batch = min(plan.micro_batch_size, devices * math.ceil(len(eval_dataset) / devices))
         args.per_device_eval_batch_size = eval_batch if on_xla else eval_batch // devices
@@ -172,9 +169,6 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         loss = self.evaluation_loop(loader, "", prediction_loss_only=True).metrics["eval_loss"]
         self._metrics["eval"].clear()  # TRL's, which go into the next log
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "tokens": self._labels, "rows": len(rows)}
-
-    def create_model_card(self, *args, **kwargs) -> None:
-        """TRL writes one at every checkpoint, of what it knows; the export writes one with data and results."""
 
 
 def _until_stop(row: dict[str, list[int]], stop: int) -> dict[str, list[int]]:

@@ -1,12 +1,10 @@
 """Everybody's records: the shapes that people have, what is set aside and why, labels, official splits, near-duplicates."""
 
-import csv
 import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
+import pandas
 import pytest
 
 from helpers.legal.data import Record, groups_of, load_records, near_duplicates
@@ -30,33 +28,13 @@ def question(number: int) -> str:
     return f"Q{number} {' '.join(f'{number * 7919 + word * 104729:x}' for word in range(8))}?"
 
 
-def test_records_that_differ_in_their_reasoning_alone_are_no_repeats(tmp_path):
-    rows = [{"question": question(n // 3), "reasoning": f"Step {n}.", "answer": f"{n // 3}"} for n in range(3 * NUMBER)]
-    rows += [rows[0] | {"system": "Be brief."}, rows[0]]
-    records = loaded(tmp_path, rows + 2 * rows)  # repeats stop no run
-    assert [where for where, _ in records.set_aside][-1] == f"x.jsonl line {3 * len(rows)}"
-    assert {reason for _, reason in records.set_aside} == {"repeats another row"}
-    assert len(records.set_aside) == 2 * len(rows) + 1
-    questions = [{record.question for record in part} for part in records.splits.values()]
-    assert sum(map(len, questions)) == NUMBER
-
-
-def filled(form, asked: str, answer: str):
-    """A form with the question and the answer in the place of its marks."""
-    return json.loads(json.dumps(form).replace("{q}", asked).replace("{a}", answer))
-
-
 def written(path: Path, rows: list[dict]) -> Path:
     """Rows in a file of the kind of its suffix."""
+    table = pandas.DataFrame(rows)
     if path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        table.to_parquet(path)
     elif path.suffix == ".csv":
-        with path.open("w", newline="", encoding="utf-8-sig") as file:
-            table = csv.DictWriter(file, fieldnames=list(rows[0]))
-            table.writeheader()
-            table.writerows(rows)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(rows))
+        table.to_csv(path, index=False, encoding="utf-8-sig")
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -72,24 +50,14 @@ def everything(records) -> list[Record]:
 
 USER, ASSISTANT = {"role": "user", "content": "{q}"}, {"role": "assistant", "content": "{a}"}
 THINKS = ASSISTANT | {"content": "<think>\nStep 1.\n</think>\n\n{a}"}
+SHARED = [{"from": "human", "value": "{q}"}, {"from": "gpt", "value": "{a}"}]
 SHAPES = {  # file, form of a row, its question and its reasoning
     "messages": ("x.jsonl", {"messages": [USER, ASSISTANT]}, "{q}", ""),
     "messages with reasoning": ("x.parquet", {"messages": [USER, THINKS]}, "{q}", "Step 1."),
     "prompt and completion": ("x.jsonl", {"prompt": "{q}", "completion": "{a}"}, "{q}", ""),
-    "prompt and completion of TRL": ("x.json", {"prompt": [USER], "completion": [ASSISTANT]}, "{q}", ""),
-    "question, reasoning and answer": (
-        "x.csv",
-        {"Question": "{q}", "Reasoning": "Step 1.", "Answer": "{a}"},
-        "{q}",
-        "Step 1.",
-    ),
+    "with reasoning": ("x.csv", {"Question": "{q}", "Reasoning": "Step 1.", "Answer": "{a}"}, "{q}", "Step 1."),
     "Alpaca": ("x.jsonl", {"instruction": "Is it?", "input": "{q}", "output": "{a}"}, "Is it?\n\n{q}", ""),
-    "ShareGPT": (
-        "x.json",
-        {"conversations": [{"from": "human", "value": "{q}"}, {"from": "gpt", "value": "{a}"}]},
-        "{q}",
-        "",
-    ),
+    "ShareGPT": ("x.json", {"conversations": SHARED}, "{q}", ""),
     "text and label": ("x.csv", {"text": "{q}", "label": "{a}"}, "{q}", ""),
 }
 
@@ -97,25 +65,22 @@ SHAPES = {  # file, form of a row, its question and its reasoning
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_row_of_each_shape_is_read_with_its_question_and_answer(name, tmp_path):
     file, form, asked, reasoning = SHAPES[name]
-    rows = [filled(form, question(n), f"Act {n}") for n in range(NUMBER)]
+    rows = [json.loads(json.dumps(form).replace("{q}", question(n)).replace("{a}", f"Act {n}")) for n in range(NUMBER)]
     records = loaded(tmp_path, rows, file)
     assert not records.set_aside
-    wanted = {(asked.replace("{q}", question(n)), reasoning, f"Act {n}") for n in range(NUMBER)}
-    assert {(record.question, record.reasoning, record.answer) for record in everything(records)} == wanted
+    expected = {(asked.replace("{q}", question(n)), reasoning, f"Act {n}") for n in range(NUMBER)}
+    assert {(record.question, record.reasoning, record.answer) for record in everything(records)} == expected
 
 
 CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "search", "arguments": "{}"}}]}
 REFUSED = {
-    "no answer column": (
-        [{"question": "Why?", "comment": "So."}],
-        r"its columns: question, comment\)\. Give `messages`",
-    ),
+    "no answer column": ([{"question": "Why?", "comment": "So."}], r"columns: question, comment\)\. Give `messages`"),
     "a message that is a text": ([{"messages": ["Why?"]}], "a message must be an object"),
     "an image in a message": ([{"messages": [USER | {"content": [{"type": "image"}]}]}], "must be a text"),
     "tool calls": ([{"messages": [USER, CALL, ASSISTANT]}], "tool calls are not read"),
-    "an answer without a text": ([{"messages": [USER, {"role": "assistant", "content": ""}]}], "and not empty"),
+    "messages in a column": ([{"prompt": [USER], "completion": [ASSISTANT]}], "column `prompt` holds a list"),
     "answers alone": ([{"question": "", "answer": "So."}], "no question and answer"),
-    "an empty turn": ([{"messages": [USER, {"role": "assistant", "content": " "}, USER, ASSISTANT]}], "and not empty"),
+    "an empty turn": ([{"messages": [USER, ASSISTANT | {"content": " "}, USER, ASSISTANT]}], "and not empty"),
     "three records": (
         [{"question": question, "answer": "b"} for question in ("a", "a", "b", "c")],
         "3 different records to train with; at least 10 are needed",
@@ -131,19 +96,20 @@ def test_a_shape_that_cannot_be_used_is_refused_with_the_reason(name, tmp_path):
 
 
 def test_every_row_that_is_set_aside_has_its_reason(tmp_path):
-    rows = [{"question": question(n), "answer": f"{n}", "source": "web"} for n in range(NUMBER)]
+    rows = [{"question": question(n // 3), "reasoning": f"Step {n}.", "answer": f"{n // 3}"} for n in range(3 * NUMBER)]
     rows += [rows[3], {"question": "Why?", "answer": None}, {"title": "a row of something else"}]
     path = written(tmp_path / "x.jsonl", rows)
     with path.open("ab") as file:
         file.write(b'{"question": "\xfc"\n')
     records = load_records(str(path), seed=0)
     reasons = dict(records.set_aside)
-    assert reasons["x.jsonl line 31"] == "repeats another row"
-    assert "its columns: question)" in reasons["x.jsonl line 32"]
-    assert "its columns: title)" in reasons["x.jsonl line 33"]
-    assert "not a JSON object" in reasons["x.jsonl line 34"] and len(reasons) == 4
+    assert reasons["x.jsonl line 91"] == "repeats another row"
+    assert "its columns: question)" in reasons["x.jsonl line 92"]
+    assert "its columns: title)" in reasons["x.jsonl line 93"]
+    assert "not a JSON object" in reasons["x.jsonl line 94"] and len(reasons) == 4
     assert [row["number"] for row in records.rows() if row["records"].startswith("set aside")] == [1, 1, 1, 1]
-    assert len(everything(records)) == NUMBER
+    questions = [{record.question for record in part} for part in records.splits.values()]
+    assert sum(map(len, questions)) == NUMBER and len(everything(records)) == 3 * NUMBER
 
 
 # ---- splits
@@ -152,15 +118,12 @@ def test_every_row_that_is_set_aside_has_its_reason(tmp_path):
 def test_the_splits_of_a_folder_are_kept_with_the_names_of_class_labels(tmp_path):
     from datasets import ClassLabel, Dataset
 
-    folder = tmp_path / "set"
-    folder.mkdir()
-    for name, start, count in (("train", 0, 20), ("validation", 20, 5), ("test", 25, 6)):
-        rows = [{"text": question(n), "label": n % 2} for n in range(start, start + count)]
-        Dataset.from_list(rows).cast_column("label", ClassLabel(names=["fair", "unfair"])).to_parquet(
-            folder / f"{name}-00000.parquet"
-        )
-    records = load_records(str(folder), seed=0)
-    assert {name: len(part) for name, part in records.splits.items()} == {"train": 20, "validation": 5, "test": 6}
+    counts = {"train": 20, "validation": 5, "test": 6}
+    for name, count in counts.items():
+        rows = Dataset.from_list([{"text": question(len(name) * 100 + n), "label": n % 2} for n in range(count)])
+        rows.cast_column("label", ClassLabel(names=["fair", "unfair"])).to_parquet(tmp_path / f"{name}.parquet")
+    records = load_records(str(tmp_path), seed=0)
+    assert {name: len(part) for name, part in records.splits.items()} == counts
     assert {record.answer for record in everything(records)} == {"fair", "unfair"}
 
 
@@ -174,10 +137,9 @@ def test_what_training_repeats_of_the_test_is_taken_from_training(tmp_path):
 
 def test_records_of_one_document_are_in_one_split(tmp_path):
     rows = [{"document": str(n // 5), "question": question(n), "answer": f"{n}"} for n in range(100)]
-    records = loaded(tmp_path, rows)
-    documents = [{record.group for record in part} for part in records.splits.values()]
-    assert sum(map(len, documents)) == len(set.union(*documents)) == 20
-    assert [len(part) for part in records.splits.values()] == [80, 10, 10]
+    parts = loaded(tmp_path, rows).splits.values()
+    assert [len(part) for part in parts] == [80, 10, 10]
+    assert [len({record.group for record in part}) for part in parts] == [16, 2, 2]
 
 
 INSTRUCTION = "Read the following clause of an agreement carefully and say whether it lets a party end the agreement. "
@@ -187,27 +149,18 @@ def pairs(texts: list[str]) -> list[tuple[int, int]]:
     return [(i, j) for i, j in np.argwhere(near_duplicates(texts).toarray()).tolist() if i < j]
 
 
-def slow_pairs(texts: list[str]) -> list[tuple[int, int]]:
-    """By set arithmetic, pair by pair."""
-    sets = [{text[i : i + 5] for i in range(len(text) - 4)} for text in texts]
-    every = [(i, j) for j in range(len(sets)) for i in range(j)]
-    return sorted((i, j) for i, j in every if len(sets[i] & sets[j]) >= 0.5 * len(sets[i] | sets[j]))
-
-
 def test_near_duplicates_are_those_of_set_arithmetic():
     texts = [record["question"].lower() for record in sample_records(3)]
-    plain = [" ".join("".join(c if c.isalnum() else " " for c in text).split()) for text in texts]
-    assert pairs(plain) == slow_pairs(plain)
+    texts = [" ".join("".join(c if c.isalnum() else " " for c in text).split()) for text in texts]
+    sets = [{text[i : i + 5] for i in range(len(text) - 4)} for text in texts]
+    slow = [(i, j) for i, j in ((0, 1), (0, 2), (1, 2)) if len(sets[i] & sets[j]) >= 0.5 * len(sets[i] | sets[j])]
+    assert pairs(texts) == slow
     other = [question(n) for n in range(30)]
     assert pairs([*other, other[4] + " Please."]) == [(4, 30)]
 
 
-def test_an_instruction_that_all_records_share_makes_no_duplicates_of_them(tmp_path):
+def test_an_instruction_that_all_records_share_makes_no_duplicates_of_them():
     texts = [INSTRUCTION + question(n) for n in range(60)]
     assert pairs(texts) == []
-    rows = [{"question": text, "answer": f"{n}"} for n, text in enumerate([*texts, texts[5] + " Thank you."])]
-    records = loaded(tmp_path, rows)
-    assert all(records.splits.values())
-    assert [5, 60] in groups_of(
-        [Record(str(n), (USER | {"content": row["question"]}, ASSISTANT)) for n, row in enumerate(rows)]
-    )
+    texts.append(texts[5] + " Thank you.")
+    assert [5, 60] in groups_of([Record("", (USER | {"content": text}, ASSISTANT)) for text in texts])

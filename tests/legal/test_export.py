@@ -67,7 +67,13 @@ def test_a_lora_export_holds_the_adapter_and_its_card_says_how_to_use_it(tmp_pat
     folder = exported(model, tmp_path)
     assert {"adapter_model.safetensors", f"{MERGED}/model.safetensors"} <= names(folder)
     text = ModelCard.load(folder / "README.md").text
-    for part in (f"revision `{REVISIONS[QWEN]}`", "| trained | 0.9 |", "to-gguf merged", "`vllm serve merged`", "> Be brief."):
+    for part in (
+        f"revision `{REVISIONS[QWEN]}`",
+        "| trained | 0.9 |",
+        "to-gguf merged",
+        "`vllm serve merged`",
+        "> Be brief.",
+    ):
         assert part in text
     config = json.loads((folder / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["revision"]) == (QWEN, REVISIONS[QWEN])

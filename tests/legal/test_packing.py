@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from transformers import Qwen2Config
 from trl import pack_dataset
 
 from helpers.legal.packing import IGNORED, FixedBlocks, count_blocks, masks_of
@@ -55,13 +54,6 @@ def test_every_example_is_in_one_segment_and_whole():
 
 
 # ---- attention
-
-
-def test_the_mask_is_causal_inside_a_segment_and_closed_between_segments():
-    ids = torch.tensor([[1, 1, 2, 2, 2, 0, 0]])
-    slow = [[ids[0, q] == ids[0, k] and k <= q for k in range(7)] for q in range(7)]
-    added = masks_of(ids, Qwen2Config(), torch.bfloat16)
-    assert added.dtype == torch.bfloat16 and (added[0, 0] == 0).tolist() == slow
 
 
 def worst_difference(model, batch, logits_BTV: torch.Tensor) -> float:

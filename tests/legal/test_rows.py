@@ -28,7 +28,6 @@ SMOLLM2 = (
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-NAMES = ("qwen2_5", "smollm2", "llama3", "gemma")
 
 
 def tokenizer_of(name: str):
@@ -44,76 +43,58 @@ def tokenizer_of(name: str):
     return tokenizer
 
 
-def conversation(*turns: str, system: str = "", name: str = "r", **options) -> Record:
+def conversation(*turns: str, system: str = "", name: str = "r") -> Record:
     messages = [{"role": "system", "content": system}] * bool(system)
     messages += [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(turns)]
-    return Record(name, tuple(messages), **options)
+    return Record(name, tuple(messages))
 
 
 def of(*records: Record) -> Records:
     return Records(name="x", sha256="", splits={"train": list(records)})
 
 
-TWO_TURNS = conversation("If it fails?", "Yes, it ends.", "And then?", "It falls.", system="Be brief.")
-
-
-def learned(records: Records, template: ChatTemplate, folder: Path) -> tuple[list[str], list[str]]:
-    """The texts of the trainer's rows, and of each run of its labels."""
-    rows, _, length = encode(records, template)
-    model = sample_model(len(template.tokenizer), template.stop_token_id, 0)
-    plan = plan_by_hand(cpu_here(), batch_size=1, steps=1, length=length)
+def learned(record: Record, template: ChatTemplate, folder: Path) -> tuple[str, list[str]]:
+    """What a trainer reads of two such records, and each turn that it learns with its stop token."""
+    rows, _, length = encode(of(record, record), template)
+    tokenizer, plan = template.tokenizer, plan_by_hand(cpu_here(), batch_size=1, steps=1, length=length)
+    model = sample_model(len(tokenizer), template.stop_token_id, 0)
     config = sft_config(plan, cpu_here(), folder, length=length, seed=0, eval_steps=9, save_steps=9)
-    data = {"train_dataset": rows["train"], "eval_dataset": rows["train"], "processing_class": template.tokenizer}
-    trainer = LegalTrainer(model, config, **data, plan=plan, runtime=cpu_here())
-    read, runs = [], []
-    for block in trainer.train_dataset:
-        start = 0
-        for size in block["seq_lengths"]:
-            ids, labels = (block[name][start : start + size] for name in ("input_ids", "labels"))
-            start += size
-            read.append(template.tokenizer.decode(ids))
-            runs.append(template.tokenizer.decode([label for label in labels if label != IGNORED]))
-    return read, runs
+    trainer = LegalTrainer(model, config, rows["train"], rows["train"], tokenizer, plan=plan, runtime=cpu_here())
+    ids = [token for block in trainer.train_dataset for token in block["input_ids"]]
+    labels = [label for block in trainer.train_dataset for label in block["labels"] if label != IGNORED]
+    turns = tokenizer.decode(labels).split(tokenizer.decode([template.stop_token_id]))
+    return tokenizer.decode(ids), sorted(turns)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["qwen2_5", "smollm2", "llama3", "gemma"])
 def test_every_turn_of_the_assistant_is_learned_up_to_its_stop_token(name, tmp_path):
     template = ChatTemplate(tokenizer_of(name))
-    stop = template.tokenizer.decode([template.stop_token_id])
-    read, runs = learned(of(TWO_TURNS, TWO_TURNS), template, tmp_path)
-    assert sorted(runs) == sorted([f"Yes, it ends.{stop}", f"It falls.{stop}"] * 2)
-    assert all("Be brief." in text for text in read)
-    assert template.text(TWO_TURNS.messages) in read
-
-
-def test_messages_of_a_prompt_are_read_and_not_learned(tmp_path):
-    record = conversation("If it fails?", "Yes, it ends.", "And then?", "It falls.", first_learned=3)
-    _, runs = learned(of(record, record), ChatTemplate(sample_tokenizer()), tmp_path)
-    assert runs == ["It falls.<|im_end|>"] * 2
+    system = "" if name == "gemma" else "Be brief."  # whose template refuses it
+    record = conversation("If it fails?", "Yes, it ends.", "And then?", "It falls.", system=system)
+    read, turns = learned(record, template, tmp_path)
+    assert turns == ["", "It falls.", "It falls.", "Yes, it ends.", "Yes, it ends."]
+    assert read.count(template.text(record.messages)) == 2
 
 
 @pytest.mark.parametrize("name", ["qwen3", "smollm2"])
 def test_reasoning_is_learned_before_the_answer(name, tmp_path):
-    question, answer = conversation("Why?", "So.").messages
-    record = Record("r", (question, answer | {"content": THINK.format("Look.", "So.")}))
-    _, runs = learned(of(record, record), ChatTemplate(tokenizer_of(name)), tmp_path)
-    assert all(text.startswith("<think>\nLook.\n</think>\n\nSo.") for text in runs)
+    record = conversation("Why?", THINK.format("Look.", "So."))
+    _, turns = learned(record, ChatTemplate(tokenizer_of(name)), tmp_path)
+    assert turns == ["", *2 * ["<think>\nLook.\n</think>\n\nSo."]]
 
 
 def test_a_record_that_is_refused_or_too_long_is_set_aside():
     template = ChatTemplate(tokenizer_of("gemma"))
-    question, answer = conversation("Why?", "So.").messages
     good = [conversation("Why?", "So.", name=f"good {n}") for n in range(4)]
-    two_users = Record("two users", (question, question, answer))
+    refused = conversation("Why?", "So.", system="Be brief.", name="refused")
     long = conversation("Why?", "So. " * 200, name="long")
-    rows, kept, length = encode(of(*good, two_users, long), template, max_length=64)
+    rows, kept, length = encode(of(*good, refused, long), template, max_length=64)
     assert (length, len(rows["train"]), kept.splits["train"]) == (128, 4, good)
-    assert [(name, reason[:28]) for name, reason in kept.set_aside] == [
-        ("two users", "the chat template refuses it"),
-        ("long", "longer than 128 tokens"),
-    ]
-    with pytest.raises(ValueError, match=r"1 of 3 train records can be used.*two users"):
-        encode(of(good[0], two_users, two_users), template)
+    reasons = dict(kept.set_aside)
+    assert reasons["long"] == "longer than 128 tokens"
+    assert reasons["refused"].startswith("the chat template of base_model refuses it (System role")
+    with pytest.raises(ValueError, match=r"1 of 3 train records can be used.*refused.*without `system`"):
+        encode(of(good[0], refused, refused), template)
 
 
 def test_the_length_is_that_of_the_longest_record_or_what_the_model_reads():
