@@ -4,9 +4,10 @@ The stock trainer writes `checkpoint-N` in place, and would resume from the high
 disk; `newest` passes over a folder that has no seal, or a file of another size than the seal says.
 """
 
-import itertools
 import shutil
 from pathlib import Path
+
+from helpers.show.tracking import say_once
 
 from . import disk
 
@@ -22,19 +23,19 @@ class CheckpointNotWritten(OSError):
 
 def folder(output_dir: Path | str, step: int | None) -> Path:
     """Path of the checkpoint of an optimizer step."""
-    return Path(output_dir) / f"checkpoint-{step}"
+    return Path(output_dir, f"checkpoint-{step}")
 
 
 def step_of(checkpoint: Path) -> int:
     """The optimizer step of a checkpoint folder."""
-    return int(checkpoint.name.rpartition("-")[2])
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def listed(output_dir: Path | str) -> list[Path]:
     """Folders named checkpoint-N, the highest step first, whole or not."""
     paths = Path(output_dir).glob("checkpoint-*")
-    folders = [path for path in paths if path.name.removeprefix("checkpoint-").isdigit()]
-    return sorted(folders, key=step_of, reverse=True)
+    numbered = [path for path in paths if path.name.removeprefix("checkpoint-").isdigit()]
+    return sorted(numbered, key=step_of, reverse=True)
 
 
 def seal(checkpoint: Path) -> None:
@@ -43,7 +44,7 @@ def seal(checkpoint: Path) -> None:
     for path in checkpoint.rglob("*"):
         if path.is_file():
             disk.sync(path)
-            sizes[path.relative_to(checkpoint).as_posix()] = path.stat().st_size
+            sizes[str(path.relative_to(checkpoint))] = path.stat().st_size
     disk.write_json(checkpoint / SEAL, sizes)
 
 
@@ -52,7 +53,7 @@ def is_whole(checkpoint: Path) -> bool:
     sizes = disk.read_json(checkpoint / SEAL)
     try:
         return bool(sizes) and all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return False
 
 
@@ -68,7 +69,14 @@ def newest(output_dir: Path | str) -> tuple[Path | None, list[str]]:
 
 def rotate(output_dir: Path | str, best: int | None) -> None:
     """Deletes all checkpoints but the newest whole ones, that of the step `best`, and the one that is being copied."""
-    whole = filter(is_whole, listed(output_dir))
-    kept = {*itertools.islice(whole, KEPT), folder(output_dir, best), copied}
-    for checkpoint in {*listed(output_dir)} - kept:
-        shutil.rmtree(checkpoint, ignore_errors=True)
+    checkpoints = listed(output_dir)
+    newest_whole = [*filter(is_whole, checkpoints)][:KEPT]
+    for checkpoint in checkpoints:
+        if checkpoint in (*newest_whole, folder(output_dir, best)):
+            continue
+        if checkpoint == copied:
+            say_once(
+                "ATTENTION: keep_in: a copy takes longer than the run until its next checkpoint: set save_steps or eval_steps higher"
+            )
+        else:
+            shutil.rmtree(checkpoint, ignore_errors=True)

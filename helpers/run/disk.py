@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from pydantic_core import to_json
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path):
     """Yields a temporary file, which then takes the place of `path`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -30,16 +29,16 @@ def sync(file: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes JSON. Arrays and tensors become lists or numbers; NaN and infinities become null."""
-    text = to_json(value, indent=2, inf_nan_mode="null", fallback=lambda array: array.tolist())
     with replacing(path) as temporary:
-        temporary.write_bytes(text + b"\n")
+        temporary.write_bytes(to_json(value, indent=2, inf_nan_mode="null", fallback=lambda array: array.tolist()))
 
 
 def read_json(path: Path) -> Any:
     """The value, or None if there is no such file or it holds no JSON. Raises OSError, which names the file, if the disk does not answer."""
     try:
         return json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        error.filename = str(path)
+        raise

@@ -8,8 +8,9 @@ import atexit
 import socket
 from pathlib import Path
 
-import psutil
 from filelock import SoftFileLease, Timeout
+
+from helpers.machine import ranks
 
 LOCK_FILE = "owner.lock"
 SILENCE, PATIENCE = 120.0, 3.0  # seconds to wait for an owner elsewhere, and for one on this machine
@@ -22,7 +23,9 @@ class FolderTaken(RuntimeError):
 
 
 def own(output_dir: Path | str, name: str = "output_dir") -> None:
-    """Makes this process the owner of a folder until it ends, unless it, or the kernel that started it, owns it or a folder above.
+    """Makes this process the owner of a folder until it ends, unless it owns a folder above.
+
+    One of several processes works in the folder of the kernel that started them.
 
     name: of the parameter that names the folder.
 
@@ -31,18 +34,15 @@ def own(output_dir: Path | str, name: str = "output_dir") -> None:
         OSError: the folder cannot be made or written.
     """
     folder = Path(output_dir).resolve()
-    if _leases.keys() & {folder, *folder.parents}:
+    if ranks.count() > 1 or _leases.keys() & {folder, *folder.parents}:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    lock = folder / LOCK_FILE
-    lease = SoftFileLease(lock, lease_duration=SILENCE, thread_local=False)
-    owner, timeout = lease.owner, SILENCE + PATIENCE
+    lease = SoftFileLease(folder / LOCK_FILE, lease_duration=SILENCE, thread_local=False)
+    owner, timeout = lease.owner, PATIENCE
     if owner is None:  # of a process that died before it wrote its name, or of none
-        lock.unlink(missing_ok=True)
-    elif owner.hostname == socket.gethostname():
-        timeout = PATIENCE
-        if owner.pid in [parent.pid for parent in psutil.Process().parents()]:
-            return
+        Path(lease.lock_file).unlink(missing_ok=True)
+    elif owner.hostname != socket.gethostname():
+        timeout += SILENCE
     try:
         lease.acquire(timeout=timeout)
     except Timeout:

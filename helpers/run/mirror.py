@@ -8,7 +8,6 @@ seconds.
 
 import atexit
 import functools
-import math
 import os
 import shutil
 import threading
@@ -16,14 +15,13 @@ import time
 from pathlib import Path
 
 from helpers.parameters import DRIVE
-from helpers.show.tracking import say
+from helpers.show.tracking import say_once
 
 from . import checkpoint, disk, folder_lock
 
 DRIVE_POINT = Path("/content/drive")
 PAUSE = 5.0  # seconds between two looks at the run's folder
 SETTLED = 300.0  # seconds after which a copy is taken to be uploaded
-PART = ".part"  # name of a checkpoint that is being copied
 # Of the files: hidden ones, the lock, checkpoints, which are copied as a whole, and W&B's, which grow all the time.
 PASSED_OVER = shutil.ignore_patterns(".*", folder_lock.LOCK_FILE, "checkpoint-*", "wandb")
 
@@ -33,9 +31,8 @@ def place_of(keep_in: str, folder: Path) -> Path:
 
     Raises ValueError: no Drive here; the place is in the folder.
     """
-    parent = Path(keep_in)
     if keep_in == DRIVE:
-        parent = DRIVE_POINT / "MyDrive/kept_runs"
+        keep_in = f"{DRIVE_POINT}/MyDrive/kept_runs"
         try:
             from google.colab import drive
 
@@ -44,31 +41,14 @@ def place_of(keep_in: str, folder: Path) -> Path:
             raise ValueError(
                 f"keep_in='drive': Google Drive was not mounted ({error}). Run the cell again in Colab, or name a folder that outlasts it"
             ) from error
-    place = (parent / folder.name).resolve()
+    place = Path(keep_in, folder.name).resolve()
     if folder.resolve() in place.parents:
         raise ValueError(f"keep_in={keep_in!r} is in output_dir={str(folder)!r}: name a folder elsewhere")
     return place
 
 
-def restore(place: Path, folder: Path) -> None:
-    """Copies to `folder` the files and the whole checkpoints that it lacks."""
-    _copy_files(place, folder, changed=False)
-    for name in _checkpoints(place):
-        if checkpoint.is_whole(place / name) and not checkpoint.is_whole(folder / name):
-            _copy_checkpoint(place / name, folder / name)
-            say(f"keep_in: restored {name} from {place}")
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints, the highest step first, relative to the folder of the run."""
-    checkpoints: list[Path] = []
-    for parent, *_ in os.walk(folder):  # passes over what is removed meanwhile
-        checkpoints += [path.relative_to(folder) for path in checkpoint.listed(parent)]
-    return sorted(checkpoints, key=checkpoint.step_of, reverse=True)
-
-
-def _copy_files(folder: Path, place: Path, changed: bool) -> None:
-    """Copies the files that a place lacks, and those that have changed since they were copied."""
+def copy_new(folder: Path, place: Path, changed: bool) -> None:
+    """Copies the files and the whole checkpoints that a place lacks, and with `changed` the files that have changed since they were copied."""
 
     def copy(name: str, target_name: str) -> None:
         source, target = Path(name), Path(target_name)
@@ -77,14 +57,23 @@ def _copy_files(folder: Path, place: Path, changed: bool) -> None:
                 shutil.copyfile(source, temporary)
 
     shutil.copytree(folder, place, ignore=PASSED_OVER, copy_function=copy, dirs_exist_ok=True)
+    for source in _checkpoints(folder):
+        target = place / source.relative_to(folder)
+        if not checkpoint.is_whole(target):
+            checkpoint.copied = source  # is not rotated
+            if checkpoint.is_whole(source):
+                part = target.with_name(".part")
+                _remove(part)
+                _remove(target)
+                shutil.copytree(source, part)
+                part.rename(target)
+        checkpoint.copied = None
 
 
-def _copy_checkpoint(source: Path, target: Path) -> None:
-    part = target.with_name(PART)
-    _remove(part)
-    _remove(target)
-    shutil.copytree(source, part)
-    part.rename(target)
+def _checkpoints(folder: Path):
+    """Checkpoints below a folder, whole or not, of each training the highest step first."""
+    for parent, *_ in os.walk(folder):  # passes over what is removed meanwhile
+        yield from checkpoint.listed(parent)
 
 
 def _remove(folder: Path) -> None:
@@ -102,60 +91,39 @@ class Mirror(threading.Thread):
         super().__init__(daemon=True)
         self.folder, self.place = folder, place
         self.since: dict[Path, float] = {}  # when a copy of a checkpoint was first seen whole
-        self.is_slow = False
         self.lock = threading.Lock()
-        say(f"keep_in: checkpoints and results are copied to {place}")
         atexit.register(self.copy)
         self.start()
 
     def run(self) -> None:
-        problem = ""
         while True:
-            before, problem = problem, self.copy()
-            if problem and not before:
-                say(
-                    f"ATTENTION: keep_in: not copied to {self.place} ({problem}): training goes on, and the copy is tried again"
-                )
+            say_once(self.copy())
             time.sleep(PAUSE)
 
     def copy(self) -> str:
-        """Copies what is new; returns why not all of it could be copied, or ""."""
-        with self.lock:
-            try:
+        """Copies what is new; returns a line that says whether all of it could be copied."""
+        try:
+            with self.lock:
                 self._copy()
-            except OSError as error:
-                return str(error)
-        return ""
+        except OSError as error:
+            return (
+                f"ATTENTION: keep_in: not everything is copied to {self.place} ({error}): training goes on, and the copy is tried again. "
+                "If this is the last line, run the cell again"
+            )
+        return f"keep_in: everything is copied to {self.place}"
 
     def _copy(self) -> None:
         if not folder_lock.is_owner(self.place):
             raise OSError("its disk is gone, or a run on another machine has taken it: stop one of the two")
-        for name in _checkpoints(self.folder):
-            if name not in self.since:
-                self._copy_checkpoint(name)
-        checkpoint.copied = None
-        _copy_files(self.folder, self.place, changed=True)
+        copy_new(self.folder, self.place, changed=True)
         settled: set[Path] = set()
-        for name in _checkpoints(self.place):
-            if name.parent in settled and not (self.folder / name).exists():
-                _remove(self.place / name)
-            if time.monotonic() - self.since.get(name, math.inf) > SETTLED:
-                settled.add(name.parent)
-
-    def _copy_checkpoint(self, name: Path) -> None:
-        checkpoint.copied = source = self.folder / name  # is not rotated
-        if not checkpoint.is_whole(source):
-            return
-        newest = checkpoint.listed(source.parent)[0]
-        if not checkpoint.is_whole(self.place / name):
-            _copy_checkpoint(source, self.place / name)
-        self.since[name] = time.monotonic()
-        if newest not in checkpoint.listed(source.parent)[: checkpoint.KEPT] and not self.is_slow:
-            self.is_slow = True
-            say(
-                f"ATTENTION: keep_in: {self.place} needs longer for a checkpoint than the run until the next: its copies are old. Set "
-                "save_steps or eval_steps higher"
-            )
+        for copy in _checkpoints(self.place):
+            if copy.parent in settled and not (self.folder / copy.relative_to(self.place)).exists():
+                _remove(copy)
+            elif (
+                checkpoint.is_whole(copy) and time.monotonic() - self.since.setdefault(copy, time.monotonic()) > SETTLED
+            ):
+                settled.add(copy.parent)
 
 
 mirror_of = functools.cache(Mirror)  # one a folder and place in this process

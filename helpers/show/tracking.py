@@ -1,9 +1,14 @@
 """Lines for the person who watches."""
 
+import functools
+
 
 def say(message: str) -> None:
     """Prints one line at once, also from a pipe."""
     print(message, flush=True)
+
+
+say_once = functools.cache(say)
 
 
 def hide_bars() -> None:

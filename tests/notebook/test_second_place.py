@@ -80,7 +80,7 @@ def test_a_machine_that_is_taken_away_costs_no_weight(tmp_path, number):
     drive.new_machine()
     shutil.rmtree(tmp_path / "one")
     log = finish(tmp_path / "two", drive=drive.folder)
-    assert "restored checkpoint-4 from" in log and "everything is copied" in log
+    assert "resuming from checkpoint-4" in log and "everything is copied" in log
     finish(tmp_path / "undisturbed")
     (results, weights), (expected, expected_weights) = (
         saved(tmp_path / name / "out") for name in ("two", "undisturbed")

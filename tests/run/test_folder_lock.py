@@ -11,7 +11,7 @@ import pytest
 from filelock import SoftFileLease
 
 from helpers.run import folder_lock
-from tests.harness import ROOT, printed
+from tests.harness import ROOT
 
 pytestmark = pytest.mark.once
 
@@ -63,8 +63,3 @@ def test_a_silent_owner_on_another_machine_is_replaced_after_a_while(tmp_path, m
     assert owner_of(tmp_path) == os.getpid() and folder_lock.is_owner(tmp_path)
     write_lease(tmp_path, 4.0)  # as a machine that has not seen this one for a while
     assert not folder_lock.is_owner(tmp_path)
-
-
-def test_a_process_that_a_kernel_started_works_in_the_folder_of_the_kernel(tmp_path):
-    folder_lock.own(tmp_path)
-    assert printed("-c", OWN, tmp_path, stdin=subprocess.DEVNULL) == "owns\n"

@@ -52,13 +52,6 @@ def test_a_run_that_trained_is_kept_from_others_with_both_values(tmp_path):
     assert "seed=None there" in refused(tmp_path)
 
 
-def test_a_run_of_the_version_before_is_refused_by_name(tmp_path):
-    claim(tmp_path)
-    add_checkpoints(tmp_path, 5)
-    (tmp_path / "run.json").write_text(json.dumps({"notebook": "legal_cot_sft", "parameters": {"seed": 7}}))
-    assert "a run of version 0.2, which this version does not read" in refused(tmp_path)
-
-
 def test_a_run_that_trained_nothing_does_not_keep_its_folder(tmp_path):
     claim(tmp_path).note(data="a set whose name was mistyped")
     add_checkpoints(tmp_path, 0)
