@@ -34,7 +34,8 @@ def list_files(folder: Path, suffixes, source: str, *, without=()) -> tuple[list
             is_junk = name in without or JUNK.fullmatch(name) or path.is_symlink() or not os.access(path, os.R_OK)
             if is_junk or os.access(path / RUN_FILE, os.F_OK):
                 passed_over[name] += 1
-                folders[:] = [other for other in folders if other != name]
+                if name in folders:
+                    folders.remove(name)
             elif path.is_file() and path.suffix.lower() in suffixes:
                 paths.append(path)
             elif name in files:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas
@@ -32,9 +33,11 @@ class Interval:
     @property
     def outcome(self) -> str:
         """Of a difference: "better" or "worse" where the interval has no 0 in it, else "no significant difference"."""
-        if self.low <= 0 <= self.high:
-            return "no significant difference"
-        return "better" if self.low > 0 else "worse"
+        if self.low > 0:
+            return "better"
+        if self.high < 0:
+            return "worse"
+        return "no significant difference"
 
     def __str__(self) -> str:
         if math.isinf(self.low):
@@ -56,15 +59,17 @@ def bootstrap(measure: Callable[..., float], *columns_N: np.ndarray, groups: Seq
         drawn together.
     """
     value = float(measure(*columns_N))
-    rows_N = pandas.Series(range(len(columns_N[0])))
-    rows_G = [*rows_N.groupby(rows_N if groups is None else list(groups)).indices.values()]
+    rows_G: Any = np.arange(len(columns_N[0]))
+    if groups is not None:
+        rows_G = [*pandas.Series(rows_G).groupby(list(groups)).indices.values()]
     if len(rows_G) < FEWEST:
         return Interval(value, -math.inf, math.inf, len(rows_G))
     generator = np.random.default_rng(0)
     values = []
     for _ in range(RESAMPLES):
-        drawn = generator.integers(len(rows_G), size=len(rows_G))
-        rows = drawn if groups is None else np.concatenate([rows_G[group] for group in drawn])
+        rows = generator.integers(len(rows_G), size=len(rows_G))
+        if groups is not None:
+            rows = np.concatenate([rows_G[group] for group in rows])
         values.append(measure(*(column_N[rows] for column_N in columns_N)))
     low, high = np.quantile(values, (0.025, 0.975))
     return Interval(value, float(low), float(high), len(rows_G))

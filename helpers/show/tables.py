@@ -47,7 +47,7 @@ def markdown(rows: Sequence[Row]) -> str:
 def cell(value: Any) -> str:
     """One value: floats in four digits, integers in groups of three, None as nothing."""
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return ["no", "yes"][value]
     if isinstance(value, int) or (isinstance(value, float) and abs(value) >= 10_000):
         return f"{value:,.0f}"
     if isinstance(value, float):
@@ -59,7 +59,9 @@ def size(value: float | None) -> str | None:
     """Bytes in GiB or MiB."""
     if value is None:
         return None
-    return f"{value / 2**20:.0f} MiB" if value < 2**30 / 10 else f"{value / 2**30:.2f} GiB"
+    if value < 2**30 / 10:
+        return f"{value / 2**20:.0f} MiB"
+    return f"{value / 2**30:.2f} GiB"
 
 
 def seconds(value: float | None) -> str | None:
