@@ -131,7 +131,6 @@ def stock(part: Part, given, batch: int) -> dict:
 def short(results: dict) -> dict:
     """What is kept of a run: its settings, time, memory and MFU."""
     train, plan = results["train"], results["plan"]
-    training = train["seconds"] - train["compile_seconds"] - train["evaluate_and_save_seconds"]
     return {
         "device": results["runtime"]["device_name"],
         "precision": plan["precision"],
@@ -140,7 +139,7 @@ def short(results: dict) -> dict:
         "checkpointing": plan["gradient_checkpointing"],
         "steps": train["steps"],
         "first_step_seconds": train["first_step_seconds"],
-        "step_seconds": training / max(1, train["steps"]),
+        "step_seconds": train["seconds"] / max(1, train["steps"]),
         "peak_memory_bytes": train["peak_memory_bytes"],
         "planned_memory_bytes": sum(plan["memory"].values()),
         "tokens_per_second": train["tokens_per_second"],

@@ -3,6 +3,7 @@
 import os
 import time
 import uuid
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import requests.utils
@@ -18,18 +19,22 @@ SHOWN = {"loss": ".4f", "eval_loss": ".4f", "learning_rate": ".2e", "skipped_ste
 
 
 class Progress(TrainerCallback):
-    """Prints one plain line for each log, with the time that is left."""
+    """Prints one plain line for each log, with the time that is left, evaluations and saving included."""
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.mark = state.global_step, time.perf_counter()
+        self.first_step = state.global_step + 2  # what is before it may compile
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.first_step:
+            self.began = time.monotonic()
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         parts = [f"{name} {logs[name]:{digits}}" for name, digits in SHOWN.items() if name in logs]
-        if "loss" in logs:
-            (step, since), now = self.mark, time.perf_counter()
-            self.mark = state.global_step, now
-            seconds = (now - since) / max(state.global_step - step, 1)
-            parts.append(f"left {tables.seconds(seconds * (state.max_steps - state.global_step))}")
+        steps = state.global_step - self.first_step
+        if "loss" in logs and steps > 0:
+            left = (time.monotonic() - self.began) / steps * (state.max_steps - state.global_step)
+            end = datetime.now() + timedelta(seconds=left)
+            parts.append(f"left {tables.seconds(left)}, until {end:%H:%M}")
         if parts:
             say("  ".join([f"step {state.global_step}/{state.max_steps}", *parts]))
 

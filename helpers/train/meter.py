@@ -1,120 +1,90 @@
-"""Throughput, memory and MFU of a training run, with compilation, evaluation and saving kept apart."""
+"""Throughput, MFU and memory of a training run."""
 
-import contextlib
 import math
 import time
-from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any
 
-import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from helpers.machine import ranks
 from helpers.machine.runtime import Runtime
 from helpers.show import tables
 
+IDS = ("input_ids", "root_ids")  # names of what a model reads, which may have a prefix
 MASKS = ("attention_mask", "segment_ids", "root_segments")  # 0 at padding
+WARM_UP = 2  # steps of a session that are not timed, since both may compile
 
 
 class Meter(TrainerCallback, ExportableState):
-    """Counts examples, positions and seconds; the `trainer_state.json` of a checkpoint carries the counts into the next session.
-
-    Positions are what the model computes, tokens are positions without the padding of texts. Processor time is that of all threads of this
-    process.
+    """Counts tokens and the seconds of steps, without evaluation and saving; `trainer_state.json` carries both into the next session.
 
     Args:
         runtime: the device; MFU is a share of the peak in its datasheet.
         flops_per_token: floating-point operations of a training step per token (about 6 x trained parameters).
+
+    Attributes:
+        clock: gives seconds.
     """
 
     def __init__(self, runtime: Runtime, flops_per_token: float):
         self.runtime, self.flops_per_token = runtime, flops_per_token
-        self.counts: defaultdict[str, Any] = defaultdict(int)  # that of padding is on the device
-        self._clocks: dict[str, float] = {}  # as last read; none while they stand still
+        self.clock = time.perf_counter
+        self.began: float | None = None  # None while the clock stands still
+        self.tokens = self.timed_steps = 0  # tokens: from the first mask on, on the device
+        self.seconds = 0.0
 
     def state(self) -> dict:
         """The counts in the form of transformers' stateful callbacks."""
-        return {"args": {}, "attributes": {name: float(count) for name, count in self.counts.items()}}
-
-    def restore(self, state) -> None:
-        """Goes on from the counts of a checkpoint's TrainerState."""
-        saved = state.stateful_callbacks.get("Meter", {})
-        self.counts = defaultdict(int, saved.get("attributes", {}))
+        counts = {"tokens": int(self.tokens), "timed_steps": self.timed_steps, "seconds": self.seconds}
+        return {"args": {}, "attributes": counts}
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.restore(state)
+        vars(self).update(state.stateful_callbacks["Meter"]["attributes"], began=None)
+        self.first_step = min(state.global_step + WARM_UP, state.max_steps - 1)
         self.runtime.engine.reset_peak()
-        self._clocks = self._now()
 
-    def on_train_end(self, *args, **kwargs):
-        self._read()
-        self._clocks = {}
+    def on_step_begin(self, args, state, control, **kwargs):
+        if self.began is None and state.global_step >= self.first_step:
+            self.runtime.engine.wait()
+            self.began = self.clock()
 
-    def _now(self) -> dict[str, float]:
-        self.runtime.engine.wait()
-        compiling = self.runtime.engine.compile_seconds
-        return {"seconds": time.perf_counter(), "processor_seconds": time.process_time(), "compile_seconds": compiling}
+    def count(self, inputs) -> None:
+        """Adds the tokens of a micro-batch: its positions without the padding of texts."""
+        for name, tensor in inputs.items():
+            if name.endswith(IDS):
+                self.tokens += tensor.numel()
+            elif name.endswith(MASKS):
+                self.tokens = self.tokens - (tensor == 0).sum()
 
-    def _read(self) -> None:
-        """Adds the time that has passed since the clocks were last read."""
-        if self._clocks:
-            before, self._clocks = self._clocks, self._now()
-            for name, now in self._clocks.items():
-                self.counts[name] += now - before[name]
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.began is None:
+            return
+        self.timed_steps += 1
+        if control.should_evaluate or control.should_save:
+            self.runtime.engine.wait()
+            self.seconds += self.clock() - self.began
+            self.began = None
 
-    def count(self, inputs, processes: int = 1) -> None:
-        """Adds a micro-batch of each of `processes`, all like `inputs`: tensors *input_ids [B, ..., T], or else the first."""
-        tensors = {name: tensor for name, tensor in inputs.items() if torch.is_tensor(tensor) and tensor.dim()}
-        # Every column of ids counts; a mask may have more axes than there are positions.
-        shapes = [tensor.shape for name, tensor in tensors.items() if name.endswith("input_ids")]
-        shapes = shapes or [next(iter(tensors.values())).shape]
-        self.counts["examples"] += processes * shapes[0][0]
-        self.counts["positions"] += processes * sum(map(math.prod, shapes))
-        for name, tensor in tensors.items():
-            if name.endswith(MASKS) and tensor.shape in shapes:
-                self.counts["padding"] = self.counts["padding"] + processes * (tensor == 0).sum()
+    def step_seconds(self) -> float:
+        """Mean seconds of an optimizer step until the last save; NaN if no step was timed."""
+        return self.seconds / self.timed_steps if self.timed_steps else math.nan
 
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """Evaluation and saving: the clocks of training stand still."""
-        self._read()
-        stopped, self._clocks = self._clocks, {}
-        yield
-        if stopped:
-            self._clocks = self._now()
-            self.counts["aside_seconds"] += self._clocks["seconds"] - stopped["seconds"]
-
-    def training_seconds(self) -> float:
-        """Seconds of training so far, without compilation, evaluation and saving."""
-        self._read()
-        return max(self.counts["seconds"] - self.counts["compile_seconds"], 1e-9)
-
-    def results(self) -> dict:
-        """Seconds, rates per second of pure training, MFU with the peak that it is a share of, peak memory in bytes."""
-        training, counts = self.training_seconds(), self.counts
-        padding = int(counts["padding"])
-        rate = (counts["positions"] - padding) / training
-        device, precision = self.runtime.accelerator, self.runtime.precision
-        mfu = mfu_peak = None
-        peak = device and device.peak_for(precision)
-        if device and peak:
-            mfu = round(rate * self.flops_per_token / (peak * self.runtime.device_count), 4)
-            mfu_peak = f"{peak / 1e12:g} TFLOP/s {precision} a device ({device.source})"
+    def results(self, steps: int, examples: int) -> dict:
+        """Seconds of a run of so many steps, rates per second with so many examples in a step, MFU, and peak memory in bytes."""
+        seconds = steps * self.step_seconds()
+        tokens_per_second = float(self.tokens) * ranks.count() / seconds
+        device = self.runtime.accelerator
+        peak = device and device.peak_for(self.runtime.precision)
         return {
-            "seconds": round(counts["seconds"] + counts["aside_seconds"], 3),
-            "compile_seconds": round(counts["compile_seconds"], 3),
-            "evaluate_and_save_seconds": round(counts["aside_seconds"], 3),
-            "examples_per_second": round(counts["examples"] / training, 3),
-            "tokens_per_second": round(rate, 1),
-            "padding": round(padding / max(counts["positions"], 1), 4),
-            "mfu": mfu,
-            "mfu_peak": mfu_peak,
+            "seconds": seconds,
+            "examples_per_second": steps * examples / seconds,
+            "tokens_per_second": tokens_per_second,
+            "mfu": peak and tokens_per_second * self.flops_per_token / peak / self.runtime.device_count,
             "peak_memory_bytes": self.runtime.engine.peak_memory(),
         }
 
     @staticmethod
-    def rows(train: dict, xla: dict | None = None) -> list[dict[str, Any]]:
+    def rows(train: dict, xla: dict | None = None) -> list[dict]:
         """The `train` and `xla` parts of results.json for `tables.show`."""
         rows = []
         for name, value in (train | (xla or {})).items():

@@ -28,7 +28,6 @@ from helpers.run import checkpoint, folder_lock
 from helpers.show import tracking
 from helpers.show.progress import Progress, Wandb
 
-from .duration import Duration
 from .interruption import NonFiniteLoss, Stopped, Stops, is_out_of_memory
 from .meter import Meter
 
@@ -59,13 +58,10 @@ class TrainerMixin(TrainerCallback):
         self.stops = Stops(max_hours)
         self.resumed_from: int | None = None
         self.messages: list[str] = []
-        # An example of an evaluation costs a forward pass, a third of its training.
-        evaluation = len(self.eval_dataset or ()) / plan.batch_size / 3
-        self.duration = Duration(self.meter.training_seconds, self._say, evaluation)
         self.remove_callback(PrinterCallback)
         if self.pop_callback(WandbCallback):
             self.add_callback(Wandb())
-        for callback in (self.stops, self.engine, self.meter, self, self.duration, Progress()):
+        for callback in (self.stops, self.engine, self, self.meter, Progress()):
             self.add_callback(callback)
         self.engine.prepare(self.trained_module(), self.transformer())
         if plan.gradient_checkpointing:
@@ -145,7 +141,7 @@ class TrainerMixin(TrainerCallback):
         # Stock Trainer would train one step too many.
         self._load_from_checkpoint(str(source))
         self.state = TrainerState.load_from_json(str(source / TRAINER_STATE_NAME))
-        self.meter.restore(self.state)
+        self.meter.on_train_begin(self.args, self.state, self.control)
         self._say(f"the run is finished: {source.name} is its last step")
         return None
 
@@ -185,7 +181,7 @@ class TrainerMixin(TrainerCallback):
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         loss = super().training_step(model, inputs, num_items_in_batch)
-        self.meter.count(inputs, self.args.world_size)
+        self.meter.count(inputs)
         return loss
 
     def compute_loss_context_manager(self):
@@ -214,7 +210,7 @@ class TrainerMixin(TrainerCallback):
         super().log(logs, start_time)
 
     def evaluate(self, *args, **kwargs):
-        with self.meter.aside(), self.engine.computing(self.args.tf32):
+        with self.engine.computing(self.args.tf32):
             return super().evaluate(*args, **kwargs)
 
     def evaluation_loop(self, *args, **kwargs):
@@ -227,24 +223,23 @@ class TrainerMixin(TrainerCallback):
         return improved
 
     def _save_checkpoint(self, model, trial) -> None:
-        with self.meter.aside():
-            self._require_finite()
-            folder = checkpoint.folder(self.args.output_dir, self.state.global_step)
-            try:
-                if ranks.is_main():
-                    shutil.rmtree(folder, ignore_errors=True)  # what a killed process left
-                ranks.gather(None)
-                super()._save_checkpoint(model, trial)
-                ranks.gather(None)
-                if ranks.is_main():
-                    checkpoint.seal(folder)
-                    checkpoint.rotate(folder.parent, self.state.best_global_step)
-            except Exception as error:
-                newest, _ = checkpoint.newest(folder.parent)
-                raise checkpoint.CheckpointNotWritten(
-                    f"{folder.name} was not written to output_dir={self.args.output_dir!r}: {error}. The newest whole checkpoint is "
-                    f"{newest and newest.name}: free space, or choose another disk; then run again, and the run continues from it"
-                ) from error
+        self._require_finite()
+        folder = checkpoint.folder(self.args.output_dir, self.state.global_step)
+        try:
+            if ranks.is_main():
+                shutil.rmtree(folder, ignore_errors=True)  # what a killed process left
+            ranks.gather(None)
+            super()._save_checkpoint(model, trial)
+            ranks.gather(None)
+            if ranks.is_main():
+                checkpoint.seal(folder)
+                checkpoint.rotate(folder.parent, self.state.best_global_step)
+        except Exception as error:
+            newest, _ = checkpoint.newest(folder.parent)
+            raise checkpoint.CheckpointNotWritten(
+                f"{folder.name} was not written to output_dir={self.args.output_dir!r}: {error}. The newest whole checkpoint is "
+                f"{newest and newest.name}: free space, or choose another disk; then run again, and the run continues from it"
+            ) from error
 
     def _require_finite(self) -> None:
         """Raises NonFiniteLoss, in all processes, unless the loss since the last log and all trained weights are finite."""
@@ -326,8 +321,7 @@ class TrainerMixin(TrainerCallback):
                 "loss_first": losses[0],
                 "loss_last": losses[-1],
                 "first_step_seconds": getattr(helpers, "first_step_seconds", None),
-                **self.meter.results(),
-                "estimated_seconds": self.duration.estimated_seconds,
+                **self.meter.results(self.state.global_step, self.plan.batch_size),
                 "resumed_from_step": self.resumed_from,
                 "messages": self.messages,
             },

@@ -11,6 +11,7 @@ import math
 import random
 import statistics
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from helpers.machine import ranks
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Plan
 from helpers.show.progress import Progress
+from helpers.train import meter
 from helpers.train.arguments import training_arguments
 from helpers.train.sentence_encoder import load_sentence_encoder
 from helpers.train.trainer import TrainerMixin
@@ -47,7 +49,6 @@ SAMPLING, GROUPED = "train_sampling_strategy", "group_by_length"
 # Settings that TrainingArguments are given as they are; the others go through the plan.
 DIRECT = {SAMPLING, "dataloader_num_workers", "dataloader_pin_memory", "torch_compile", "tf32"}
 WARM_UP, WEIGHT_DECAY = 0.06, 0.01  # WARM_UP: of a run's steps
-WARM_UP_STEPS = 2  # of a window; on XLA both are compiled
 
 
 # ---- the model and its texts
@@ -199,6 +200,8 @@ class ClassifierTrainer(TrainerMixin, Trainer):
         # Classifiers take any argument and give the mean over their rows: the trainer divides it by the accumulation.
         self.model_accepts_loss_kwargs = False
         self.task = task
+        if runtime.kind == "cpu" and torch.get_num_threads() * ranks.count() == 1:
+            self.meter.clock = time.process_time  # other programs do not stretch it
         self.shares: list[float] = []
 
     def on_log(self, *args, **kwargs):
@@ -228,21 +231,14 @@ class ClassifierTrainer(TrainerMixin, Trainer):
         return SequentialSampler(eval_dataset)
 
     def training_seconds(self) -> float:
-        """Seconds of training so far, without evaluation, saving and XLA's compilation.
-
-        On one thread of a CPU in processor time, which other programs do not stretch.
-        """
-        seconds = self.meter.training_seconds()  # which reads both clocks
-        if self.runtime.kind == "cpu" and torch.get_num_threads() * ranks.count() == 1:
-            seconds = self.meter.counts["processor_seconds"]
-        return seconds
+        """Seconds of training so far, without evaluation, saving and compilation."""
+        return self.state.global_step * self.meter.step_seconds()
 
     def logits(self, split: str) -> np.ndarray:
         """Logits of the texts of a split, [N, C]."""
         rows = self.task.rows(split)
         loader = self.get_eval_dataloader(whole_batches(rows, self.args.eval_batch_size))
-        with self.meter.aside():
-            output = self.evaluation_loop(loader, "Prediction", prediction_loss_only=False)
+        output = self.evaluation_loop(loader, "Prediction", prediction_loss_only=False)
         return output.predictions[: len(rows)]
 
 
@@ -279,14 +275,7 @@ def run_trial(task: Task, settings: Settings, folder: Path, examples: int) -> Tr
 
 
 class WindowTrainer(ClassifierTrainer):
-    """Counts anew after the warm-up, and leaves nothing behind."""
-
-    def on_step_end(self, args, state, control, **kwargs):
-        super().on_step_end(args, state, control, **kwargs)
-        if state.global_step == WARM_UP_STEPS:
-            self.runtime.engine.wait()
-            self.training_seconds()  # reads the clock
-            self.meter.counts.clear()
+    """Leaves nothing behind."""
 
     def _save_checkpoint(self, model, trial):
         """A window is not resumed."""
@@ -307,7 +296,7 @@ def measure_window(task: Task, settings: Settings, examples: int) -> float:
     if settings[SAMPLING] == GROUPED:
         # A run sorts up to 50 batches together. A window is sorted as a whole, which saves less padding than the run will.
         places.sort(key=lengths.__getitem__)
-    places = [lengths.index(max(lengths))] * batch * WARM_UP_STEPS + places
+    places = [lengths.index(max(lengths))] * batch * meter.WARM_UP + places
     with tempfile.TemporaryDirectory() as folder:
         trainer = WindowTrainer(
             task,
@@ -323,4 +312,4 @@ def measure_window(task: Task, settings: Settings, examples: int) -> float:
         trainer.remove_callback(Progress)
         trainer.train(resume_from_checkpoint=False)
     # Several processes judge alike.
-    return ranks.broadcast(trainer.meter.counts["examples"] / trainer.training_seconds())
+    return ranks.broadcast(batch / trainer.meter.step_seconds())

@@ -58,7 +58,7 @@ def test_the_tpu_notebook_without_a_tpu_warns_and_goes_on(alone):
 def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, eight_devices):
     executed, results = execute("tinystories_reservoir_tpu", alone)
     assert_whole_run(executed, results, "xla")
-    assert results["train"]["compile_seconds"] > 0
+    assert results["xla"]["compile_seconds"] > 0
     shutil.rmtree(alone / "out/checkpoint-12")  # as if the machine had gone before the last save
     executed, again = execute("tinystories_reservoir_tpu", alone)
     assert again["train"]["resumed_from_step"] == 6

@@ -1,76 +1,62 @@
-"""helpers.train.meter: counts, clocks that keep evaluation apart, MFU against a named peak."""
+"""helpers.train.meter: tokens without padding, a clock that stands still beside the steps, MFU against a named peak."""
 
-from types import SimpleNamespace
+import math
 
 import pytest
 import torch
-from transformers import TrainerState
+from transformers import TrainerControl, TrainerState
 
 from helpers.legal.packing import FixedBlocks
-from helpers.train import meter
 from helpers.train.meter import Meter
 from tests.workloads import cpu_by_hand
 
 pytestmark = pytest.mark.once
 
 
-@pytest.fixture
-def passes(monkeypatch):
-    """Lets time pass: seconds on the wall, and of the processor."""
-    now = [100.0, 7.0]
-    monkeypatch.setattr(meter, "time", SimpleNamespace(perf_counter=lambda: now[0], process_time=lambda: now[1]))
-
-    def passes(wall: float, processor: float) -> None:
-        now[0] += wall
-        now[1] += processor
-
-    return passes
-
-
-def begun(saved: dict | None = None, **options) -> Meter:
-    """A meter of a training that goes on from the state of a checkpoint."""
-    begun = Meter(**{"runtime": cpu_by_hand(), "flops_per_token": 1.0} | options)
-    state = TrainerState()
-    state.stateful_callbacks["Meter"] = saved or {"attributes": {}}
-    begun.on_train_begin(None, state, None)
-    return begun
-
-
-def test_every_column_of_texts_counts_and_a_pair_is_one_example():
-    counted = begun()
-    for shape in ((4, 16), (3, 8)):
-        counted.count({"input_ids": torch.zeros(shape), "labels": torch.zeros(shape[0])})
+def test_every_column_of_texts_counts_but_not_its_padding():
+    meter = Meter(cpu_by_hand(), 1.0)
+    meter.count({"input_ids": torch.zeros(4, 16), "labels": torch.zeros(4)})
     mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]])
     anchors = {"anchor_input_ids": torch.zeros(2, 7), "anchor_attention_mask": torch.ones(2, 7)}
-    counted.count(anchors | {"positive_input_ids": torch.zeros(2, 5), "positive_attention_mask": mask})
-    counted.count(FixedBlocks(8, pad_token_id=0)([{"input_ids": [5] * n, "labels": [5] * n} for n in (8, 3)]))
+    meter.count(anchors | {"positive_input_ids": torch.zeros(2, 5), "positive_attention_mask": mask})
+    meter.count(FixedBlocks(8, pad_token_id=0)([{"input_ids": [5] * n, "labels": [5] * n} for n in (8, 3)]))
     segments = torch.tensor([[1, 1, 2, 0, 0, 0]])
-    counted.count({"root_ids": torch.ones(1, 6), "leaf_ids": torch.ones(1, 4, 2), "root_segments": segments})
-    state = counted.state()["attributes"]
-    assert (state["examples"], state["positions"]) == (4 + 3 + 2 + 2 + 1, 4 * 16 + 3 * 8 + 2 * 12 + 16 + 6)
-    assert state["padding"] == 4 + 5 + 3
+    meter.count({"root_ids": torch.ones(1, 6), "leaf_ids": torch.ones(1, 4, 2), "root_segments": segments})
+    assert meter.state()["attributes"]["tokens"] == 4 * 16 + (2 * 12 - 4) + (16 - 5) + (6 - 3)
 
 
-def test_rates_are_over_training_alone_in_all_sessions(passes):
-    first = begun()
-    passes(4.0, 3.0)
-    first.count({"input_ids": torch.zeros(50, 100)})
-    with first.aside():
-        passes(2.0, 2.0)
-        saved = first.state()  # as written into the checkpoint that is being saved
-    passes(9.0, 9.0)  # of no session that goes on
-    second = begun(saved)
-    passes(2.0, 1.0)
-    with second.aside():
-        passes(3.0, 3.0)
-    second.on_train_end()
-    passes(5.0, 5.0)
-    assert (second.training_seconds(), second.counts["processor_seconds"]) == (6.0, 4.0)
-    results = second.results()
-    assert (results["seconds"], results["evaluate_and_save_seconds"]) == (9.0, 3.0)
-    assert (results["tokens_per_second"], results["examples_per_second"]) == (833.3, 8.333)
+def session(state: TrainerState, steps: int, save_at: int) -> Meter:
+    """Steps of 100 tokens in 2 s, the first two in 60 s; then the seconds of everything between the steps are 5."""
+    seconds = [0.0]
+    meter = Meter(cpu_by_hand(), 1.0)
+    meter.clock = lambda: seconds[0]
+    meter.on_train_begin(None, state, None)
+    for step in range(steps):
+        control = TrainerControl(should_save=step + 1 in (save_at, steps))
+        meter.on_step_begin(None, state, control)
+        seconds[0] += 60.0 if step < 2 else 2.0
+        meter.count({"input_ids": torch.zeros(2, 50)})
+        state.global_step += 1
+        meter.on_step_end(None, state, control)
+        if control.should_save:
+            state.stateful_callbacks["Meter"] = meter.state()
+            seconds[0] += 5.0
+    return meter
+
+
+def test_rates_are_over_the_steps_alone_in_all_sessions():
+    state = TrainerState(max_steps=20, stateful_callbacks=[Meter(cpu_by_hand(), 1.0)])
+    session(state, steps=8, save_at=4)
+    results = session(state, steps=12, save_at=3).results(steps=20, examples=3)
+    assert (results["seconds"], results["examples_per_second"], results["tokens_per_second"]) == (40.0, 1.5, 50.0)
     shown = {row["measured"]: row[""] for row in Meter.rows(results)}
-    assert shown["seconds"] == "9 s" and shown["peak memory bytes"].endswith("iB")
+    assert shown["seconds"] == "40 s" and shown["peak memory bytes"].endswith("iB")
+
+
+def test_a_run_of_one_step_has_a_rate_and_a_run_of_none_has_not():
+    state = TrainerState(max_steps=1, stateful_callbacks=[Meter(cpu_by_hand(), 1.0)])
+    assert session(state, steps=1, save_at=1).step_seconds() == 60.0
+    assert math.isnan(Meter(cpu_by_hand(), 1.0).results(0, 8)["tokens_per_second"])
 
 
 @pytest.mark.parametrize(
@@ -83,11 +69,10 @@ def test_rates_are_over_training_alone_in_all_sessions(passes):
         ("TPU v5e", "bf16", 4, 0.0082),
     ],
 )
-def test_mfu_agrees_with_hand_arithmetic(passes, name, precision, devices, expected):
-    counts = {"attributes": {"positions": 7_000, "padding": 2_000}}
-    measured = begun(counts, runtime=cpu_by_hand(precision, name, devices), flops_per_token=6.5e9)
-    passes(5.0, 5.0)
-    assert measured.results()["mfu"] == pytest.approx(expected, abs=5e-5)
+def test_mfu_agrees_with_hand_arithmetic(name, precision, devices, expected):
+    meter = Meter(cpu_by_hand(precision, name, devices), flops_per_token=6.5e9)
+    meter.tokens, meter.seconds, meter.timed_steps = 10_000, 4.0, 8  # of ten steps
+    assert meter.results(10, 1)["mfu"] == pytest.approx(2 * expected, abs=1e-4)
 
 
 def test_peak_memory_of_a_cpu_run_grows_with_what_was_touched():
