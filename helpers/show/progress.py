@@ -30,9 +30,9 @@ class Progress(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         parts = [f"{name} {logs[name]:{digits}}" for name, digits in SHOWN.items() if name in logs]
-        steps = state.global_step - self.first_step
-        if "loss" in logs and steps > 0:
-            left = (time.monotonic() - self.began) / steps * (state.max_steps - state.global_step)
+        if "loss" in logs and state.global_step > self.first_step:
+            step_seconds = (time.monotonic() - self.began) / (state.global_step - self.first_step)
+            left = step_seconds * (state.max_steps - state.global_step)
             end = datetime.now() + timedelta(seconds=left)
             parts.append(f"left {tables.seconds(left)}, until {end:%H:%M}")
         if parts:

@@ -45,7 +45,6 @@ class Meter(TrainerCallback, ExportableState):
 
     def on_step_begin(self, args, state, control, **kwargs):
         if self.began is None and state.global_step >= self.first_step:
-            self.runtime.engine.wait()
             self.began = self.clock()
 
     def count(self, inputs) -> None:
@@ -58,6 +57,7 @@ class Meter(TrainerCallback, ExportableState):
 
     def on_step_end(self, args, state, control, **kwargs):
         if self.began is None:
+            self.runtime.engine.wait()  # for the next step, which may be timed
             return
         self.timed_steps += 1
         if control.should_evaluate or control.should_save:
