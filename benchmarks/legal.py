@@ -51,8 +51,6 @@ COUNTS = (240, 96)  # training records
 ALL = max(COUNTS)
 FORMS = ("labels", "chains")
 PROBE, ALONE = "linear probe on the frozen model", "trained on labels alone"
-WRITTEN = 120  # tokens of an answer with its chain
-AT_ONCE = 30  # answers that are written together
 
 
 # ---- the records
@@ -176,13 +174,13 @@ def train(form: str, records: Records, model, template, machine, place: Path, se
     trainer.train(resume_from_checkpoint=True)
     asked = records.splits["test"]
     run = {"rate": plan.learning_rate, "passes": round(plan.max_steps * plan.batch_size / blocks)}
-    with trainer.compute_loss_context_manager():
-        if form == "labels":
+    if form == "labels":
+        with trainer.compute_loss_context_manager():
             run["answers"] = by_likelihood(trainer.model, template, asked, ("No", "Yes"))
-        else:
-            samples = evaluation.written(trainer.model, template, asked, max_new_tokens=WRITTEN, batch_size=AT_ONCE)
-            run["answers"] = [sample["answer"] for sample in samples]
-            run["every step right"] = float(np.mean([sample[evaluation.STEPS] for sample in samples]))
+    else:
+        after = evaluation.examine(trainer, template, records, rows["test"], count=len(asked))
+        run["answers"] = [sample["answer"] for sample in after["samples"]]
+        run["every step right"] = after["form"][evaluation.STEPS]
     return run | {"right": float(np.mean(evaluation.right(run["answers"], asked)))}
 
 

@@ -3,8 +3,6 @@
 # R questions · S shingles
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
@@ -77,10 +75,11 @@ class Records(DataSource):
     set_aside: list[tuple[str, str]] = field(default_factory=list)  # row and reason of each
 
     def rows(self) -> list[dict[str, Any]]:
-        """What there is, and how many rows were set aside for which reason, for a table."""
-        lines = {name: len(records) for name, records in self.splits.items()}
-        lines |= Counter(f"set aside: {reason}" for _, reason in self.set_aside)
-        return [{"records": name, "number": number} for name, number in lines.items()]
+        """How many records there are, and how many rows were set aside for which reason, for a table."""
+        rows = [{"records": name, "number": len(records)} for name, records in self.splits.items()]
+        for reason, number in Counter(reason for _, reason in self.set_aside).items():
+            rows.append({"records": f"set aside: {reason}", "number": number})
+        return rows
 
 
 def load_records(data_source: str, *, seed: int) -> Records:

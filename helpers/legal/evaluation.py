@@ -3,8 +3,6 @@
 # Q questions
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import mode
@@ -16,7 +14,7 @@ from helpers.show.intervals import bootstrap, wilson
 from helpers.show.tracking import say
 
 from .data import Record, Records, parts_of
-from .generation import generate
+from .generation import Generated, generate
 
 STRENGTH = 30  # of the linear model (sklearn's C), whose features are rows of length one
 ROWS_A_LABEL = 5  # labels are few answers that come many times; others are written in words
@@ -54,63 +52,45 @@ def baselines(records: Records, questions: Sequence[Record]) -> dict[str, list[s
 # ---- asking the model
 
 
-def answer_length(template, records: Iterable[Record]) -> int:
-    """Tokens that an answer to one of these records may have: half more than the longest, at most LONGEST_ANSWER."""
+def write(trainer, template, prompts: Sequence[str], records: Iterable[Record]) -> list[Generated]:
+    """What the model writes after each prompt, with half more tokens than the longest answer of `records`, at most LONGEST_ANSWER."""
     longest = max(len(template.encode(record.messages[-1]["content"])) for record in records)
-    return min(LONGEST_ANSWER, 8 + longest * 3 // 2)
-
-
-def written(model, template, questions: Sequence[Record], **options) -> list[dict[str, Any]]:
-    """What the model writes for each record: its text and answer, and by MEASURES whether it stops, and is the record's word for word.
-
-    Steps are measured of records that have some.
-    """
-    samples = []
-    outputs = generate(model, template, [template.prompt(record) for record in questions], **options)
-    for record, output in zip(questions, outputs, strict=True):
-        reasoning, answer = parts_of(output.text)
-        sample = {"id": record.id, "text": output.text, "answer": answer, STOPS: output.stopped}
-        sample[RIGHT] = same(answer, record.answer)
-        if record.reasoning:
-            sample[STEPS] = same(reasoning, record.reasoning)
-        samples.append(sample)
-    return samples
-
-
-def same(text: str, other: str) -> bool:
-    """Whether two texts are equal but for case, white space and a full stop at the end."""
-    plain, other_plain = (" ".join(each.casefold().split()).rstrip(".") for each in (text, other))
-    return plain == other_plain
+    length = min(LONGEST_ANSWER, 8 + longest * 3 // 2)
+    say(f"the model answers {len(prompts)} questions, with at most {length} tokens each")
+    with trainer.compute_loss_context_manager():
+        return generate(trainer.model, template, prompts, max_new_tokens=length)
 
 
 def examine(trainer, template, records: Records, rows, *, count: int = SCORED) -> dict[str, Any]:
     """What a model makes of the test records: the loss of their own texts, and what it writes for the first `count` of them.
 
-    rows: of the test records (`training.encode`). "form" has the share of turns of which each of MEASURES is true.
+    rows: of the test records (`training.encode`). "samples" has text, answer and MEASURES of each: whether it ends by itself, and
+        is the record's word for word; steps are measured of records that have some. "form" has the shares of MEASURES.
     """
-    questions = records.splits["test"][:count]
     completion = trainer.completion_loss(rows)
-    length = answer_length(template, questions)
-    say(f"the model answers {len(questions)} test questions, with at most {length} tokens each")
-    with trainer.compute_loss_context_manager():
-        samples = written(trainer.model, template, questions, max_new_tokens=length)
+    questions = records.splits["test"][:count]
+    prompts = [template.prompt(record) for record in questions]
+    samples = []
     shares = {}
+    for record, output in zip(questions, write(trainer, template, prompts, questions), strict=True):
+        reasoning, answer = parts_of(output.text)
+        sample: dict[str, Any] = {"id": record.id, "text": output.text, "answer": answer, STOPS: output.stopped}
+        sample[RIGHT] = same(answer, record.answer)
+        if record.reasoning:
+            sample[STEPS] = same(reasoning, record.reasoning)
+        samples.append(sample)
     for name in MEASURES:
-        measured = [sample[name] for sample in samples if name in sample]
-        if measured:
-            shares[name] = sum(measured) / len(measured)
+        values = [sample[name] for sample in samples if name in sample]
+        if values:
+            shares[name] = sum(values) / len(values)
     return {"completion": completion, "samples": samples, "form": shares}
 
 
 def ask(trainer, template, records: Records, question: str) -> str:
     """The model's whole turn, reasoning included, with the system text that most records have."""
-    messages = [{"role": "user", "content": question}]
-    system = system_text(records)
-    if system:
-        messages.insert(0, {"role": "system", "content": system})
-    length = answer_length(template, records.splits["test"])
-    with trainer.compute_loss_context_manager():
-        (output,) = generate(trainer.model, template, [template.text(messages, ask=True)], max_new_tokens=length)
+    messages = [{"role": "system", "content": system_text(records)}, {"role": "user", "content": question}]
+    prompt = template.text([message for message in messages if message["content"]], ask=True)
+    (output,) = write(trainer, template, [prompt], records.splits["test"])
     return output.text.strip()
 
 
@@ -118,6 +98,12 @@ def system_text(records: Records) -> str:
     """The system text that most training records have, or ""."""
     firsts = [record.messages[0] for record in records.splits["train"]]
     return mode(first["content"] if first["role"] == "system" else "" for first in firsts)
+
+
+def same(text: str, other: str) -> bool:
+    """Whether two texts are equal but for case, white space and a full stop at the end."""
+    words, other_words = text.casefold().split(), other.casefold().split()
+    return " ".join(words).rstrip(".") == " ".join(other_words).rstrip(".")
 
 
 # ---- scores, and what is shown of them

@@ -1,14 +1,12 @@
 """A finished model as a folder that other programs load: the adapter, the whole model with its stop tokens, and a model card."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from helpers.machine.engine import cpu_copy
 from helpers.show import tables
 
-from .model import REVISIONS, set_stop_tokens
+from .model import REVISIONS
 
 MERGED = "merged"  # with adapters: the adapter in the folder itself, the whole model in here
 SHARD = "1GB"  # of weights; one file at a time is copied in memory
@@ -36,7 +34,6 @@ def export(
 
     system: the text that most records were trained with, or "". card: sections of the README by title, as rows of a table.
     """
-    set_stop_tokens(model.generation_config, template)
     revision = REVISIONS.get(base_model)
     four_bits = getattr(model, "is_loaded_in_4bit", False)
     if not four_bits:
@@ -48,7 +45,6 @@ def export(
         config.base_model_name_or_path, config.revision = base_model, revision
         # "auto" would ask the hub whether the vocabulary grew; it never does here.
         model.save_pretrained(folder, save_embedding_layers=False)
-        model.generation_config.save_pretrained(folder)
         template.tokenizer.save_pretrained(folder)
         if not four_bits:
             model = model.merge_and_unload()

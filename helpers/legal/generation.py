@@ -3,8 +3,6 @@
 # B batch · L tokens of prompt and answer
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from helpers.machine.decoding import write
 
-BATCH = 8  # prompts that are written at a time
+BATCH = 8  # prompts that are written at a time; on XLA a multiple of the devices
 
 
 @dataclass(frozen=True)
@@ -25,13 +23,11 @@ class Generated:
     stopped: bool  # the model ended it; False: max_new_tokens did
 
 
-def generate(
-    model, template, prompts: Sequence[str], *, max_new_tokens: int, batch_size: int = BATCH
-) -> list[Generated]:
+def generate(model, template, prompts: Sequence[str], *, max_new_tokens: int) -> list[Generated]:
     """What `model` writes after each prompt, in their order: the likeliest token at every step.
 
     Sampling, penalties and filters of the model's generation_config do not count: before and after training are compared.
-    The model is in eval mode afterwards. `batch_size` is a multiple of the devices on XLA.
+    The model is in eval mode afterwards.
     """
     from transformers import GenerationConfig
 
@@ -50,12 +46,12 @@ def generate(
     encodings = [torch.tensor(template.encode(prompt)) for prompt in prompts]
     outcomes = []
     model.eval()  # which a training step undoes
-    for start in range(0, len(prompts), batch_size):
-        batch = encodings[start : start + batch_size]
+    for start in range(0, len(prompts), BATCH):
+        batch = encodings[start : start + BATCH]
         ids_BL = pad_sequence(batch, True, pad, padding_side="left")
         masks = [torch.ones_like(ids) for ids in batch]
         real_BL = pad_sequence(masks, True, 0, padding_side="left")
-        for output in write(model, ids_BL, real_BL, greedy, batch_size).tolist():
+        for output in write(model, ids_BL, real_BL, greedy, BATCH).tolist():
             tokens = [*itertools.takewhile(lambda token: token not in stops, output)]
             text = template.tokenizer.decode(tokens, skip_special_tokens=True)
             outcomes.append(Generated(text, stopped=len(tokens) < len(output)))

@@ -1,12 +1,10 @@
 """The plan of a run, and the processes that it trains in."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,9 +18,6 @@ from helpers.run import disk
 
 from .packing import BLOCK, FixedBlocks, count_blocks, summed_loss
 from .parameters import LegalParameters, recipe
-
-if TYPE_CHECKING:  # the notebook's shown method, which processes have only after they ran its cell
-    from .training import LegalTrainer
 
 # What processes that a notebook starts run, and what they measured.
 CELLS_FILE, MEASURED_FILE = "cells.json", "measured.json"
@@ -65,7 +60,7 @@ def step_loss(model, blocks: dict[str, torch.Tensor]) -> torch.Tensor:
     return summed_loss(model, blocks)
 
 
-def train(trainer: LegalTrainer, params: LegalParameters) -> dict[str, Any]:
+def train(trainer, params: LegalParameters) -> dict[str, Any]:
     """Trains, here or in as many processes as the machine counts GPUs, and returns what was measured (`trainer.results`).
 
     For several processes the code of the cells that begin with `# In every process:` is written to `cells.json` in the folder of
@@ -75,7 +70,7 @@ def train(trainer: LegalTrainer, params: LegalParameters) -> dict[str, Any]:
     count, folder = trainer.runtime.device_count, Path(trainer.args.output_dir)
     if trainer.runtime.kind == "xla" or count == ranks.count():
         trainer.train(resume_from_checkpoint=params.resume)
-        if count > 1 and ranks.is_main():
+        if ranks.is_main():
             disk.write_json(folder / MEASURED_FILE, trainer.results())
         return trainer.results()
     trainer.model.to("cpu")  # the first process needs the memory

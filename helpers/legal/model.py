@@ -1,9 +1,6 @@
 """The language model that is fine-tuned: from the hub, a local path or made on the spot, whole or through LoRA."""
 
-from __future__ import annotations
-
 import tempfile
-from typing import TYPE_CHECKING
 
 from helpers.data import hub
 from helpers.machine import ranks
@@ -14,23 +11,16 @@ from .parameters import LegalParameters
 from .sample import sample_records
 from .template import ChatTemplate
 
-if TYPE_CHECKING:
-    from peft import PeftModel
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
 REVISIONS = {QWEN: "7ae557604adf67be50417f59c2c2f167def9a775"}  # of the hub; of other models the newest is read
 NO_TPU = (
     "method='qlora': bitsandbytes has no kernels for a TPU. Use method='lora', whose frozen weights take 16 bits there, or "
     "a GPU with use_tpu=False"
 )
-SAMPLE_VOCABULARY = 600
 TURN_END = "<|im_end|>"
 
 
-def load_model(
-    params: LegalParameters, runtime: Runtime, *, dropout: float = 0.0
-) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
+def load_model(params: LegalParameters, runtime: Runtime, *, dropout: float = 0.0):
     """A causal language model on the CPU, ready to be fine-tuned, and its tokeniser.
 
     Weights that are trained are fp32. With LoRA in half precision the frozen base has it, too, and the adapter is fp32.
@@ -71,20 +61,11 @@ def load_model(
     for layer in model.modules():
         if hasattr(layer, "support_avx512bf16_for_cpu"):  # bitsandbytes, where an evaluation rounds the scales for good
             layer.support_avx512bf16_for_cpu = False
-    set_stop_tokens(model.generation_config, template)
+    model.generation_config.eos_token_id = template.stop_token_ids()
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
     if params.method == "full":
         return model, tokenizer
     return apply_lora(model, params.lora_rank, dropout=dropout), tokenizer
-
-
-def set_stop_tokens(generation_config, template: ChatTemplate) -> None:
-    """Makes `generation_config` stop at what the model was trained to end with, and at what it stopped at before."""
-    before = generation_config.eos_token_id
-    if isinstance(before, int):
-        before = [before]
-    stops = template.stop_token_ids() + (before or [])
-    generation_config.eos_token_id = list(dict.fromkeys(stops))
-    generation_config.pad_token_id = template.tokenizer.pad_token_id
 
 
 def frozen_dtype(method: str, precision: str):
@@ -97,7 +78,7 @@ def frozen_dtype(method: str, precision: str):
     return half.get(precision, torch.float32)
 
 
-def apply_lora(model: PreTrainedModel, r: int, *, dropout: float = 0.0) -> PeftModel:
+def apply_lora(model, r: int, *, dropout: float = 0.0):
     """LoRA (Hu et al. 2021) on every linear projection but the head: fp32 adapters of rank `r` beside frozen weights.
 
     The update is scaled by 2; dropout is on the adapter's input.
@@ -111,7 +92,7 @@ def apply_lora(model: PreTrainedModel, r: int, *, dropout: float = 0.0) -> PeftM
 # ---- the sample model
 
 
-def sample_tokenizer() -> PreTrainedTokenizerBase:
+def sample_tokenizer():
     """Qwen2.5's kind of tokeniser, with its chat template and special tokens, of 600 entries trained on the sample."""
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Tokenizer
@@ -120,7 +101,7 @@ def sample_tokenizer() -> PreTrainedTokenizerBase:
     texts = ["\n".join(record.values()) for record in sample_records()]
     tokenizer = Qwen2Tokenizer(chat_template=qwen2_5_chat_template).train_new_from_iterator(
         texts,
-        SAMPLE_VOCABULARY,
+        600,
         new_special_tokens=["<|im_start|>", TURN_END],
         initial_alphabet=sorted(ByteLevel.alphabet()),
         show_progress=False,
@@ -129,7 +110,7 @@ def sample_tokenizer() -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def sample_model(vocabulary: int, end_token: int, seed: int) -> PreTrainedModel:
+def sample_model(vocabulary: int, end_token: int, seed: int):
     """A random Qwen2 of two layers, 128 wide; what runs with it runs with Qwen2.5."""
     from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 

@@ -3,8 +3,6 @@
 # B blocks of a batch · T tokens of a block · D hidden size · V vocabulary · N positions before a label
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Parameters of the legal notebooks, and the recipe behind their zeros."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from helpers.parameters import MACHINE, NO_NETWORK, Parameters, Source, parameter
@@ -69,31 +67,25 @@ class LegalParameters(Parameters):
         return fields | {"eval_steps": self.save_steps, "logging_steps": 5}
 
 
-def learning_rate(method: str, width: int) -> float:
-    """A rate at which a model of this hidden size learns: Adam's best rate falls with the width (Yang et al., arXiv 2203.03466)."""
-    rate = HIGHEST_RATE * MEASURED_WIDTH / width
-    rate = min(HIGHEST_RATE, max(LOWEST_RATE, rate))
-    if method == "full":
-        rate *= FULL_FACTOR
-    return rate
-
-
 def recipe(blocks: int, max_length: int, method: str, width: int, devices: int = 1) -> Recipe:
     """The recipe for so many blocks: three passes, 16 blocks a step; fewer a step, and more passes, where few steps would be left.
 
-    width: hidden size of the model. Each device has as many blocks of a step.
+    width: hidden size of the model; Adam's best rate falls with it (Yang et al., arXiv 2203.03466). Each device has as many blocks
+        of a step.
     """
+    rate = min(HIGHEST_RATE, max(LOWEST_RATE, HIGHEST_RATE * MEASURED_WIDTH / width))
+    if method == "full":
+        rate *= FULL_FACTOR
     batch_size = min(BATCH, EPOCHS * blocks // STEPS)
     batch_size = max(1, batch_size // devices) * devices
     steps = min(STEPS, MOST_EPOCHS * blocks // batch_size)
     steps = max(1, steps, EPOCHS * blocks // batch_size)
     return Recipe(
         batch_size=batch_size,
-        learning_rate=learning_rate(method, width),
+        learning_rate=rate,
         max_steps=steps,
         sequence_length=max_length,
         warmup_fraction=0.1,
-        weight_decay=0.01,
         tpu_batch_factor=1,  # a block is full of tokens as it is
         tpu_learning_rate_factor=1.0,
     )

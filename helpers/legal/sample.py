@@ -36,14 +36,11 @@ def _draw(generator: random.Random) -> dict[str, str]:
     differ, above = generator.random() < CHANCE, generator.random() < CHANCE
     amounts = [10 * number for number in generator.sample(range(10, 100), 2)]
     limit, amount = sorted(amounts, reverse=not above)
-    towns, size = "different towns", "less"
     if not differ:
-        other, towns = home, "the same town"
-    if above:
-        size = "more"
-    conclusion, answer = "Not both hold, so the claim is not heard", "No"
-    if differ and above:
-        conclusion, answer = "Both hold, so the claim is heard", "Yes"
+        other = home
+    towns = ["the same town", "different towns"][differ]
+    size = ["less", "more"][above]
+    conclusion = ["Not both hold, so the claim is not heard", "Both hold, so the claim is heard"][differ and above]
     steps = [
         f"Step 1: {home} and {other} are {towns}.",
         f"Step 2: {amount} is {size} than {limit}.",
@@ -53,5 +50,5 @@ def _draw(generator: random.Random) -> dict[str, str]:
         "question": f"{claimant} of {home} sues {defendant} of {other} for {ACTS[act]} and asks for {amount} crowns. The {act} hears a "
         f"claim between different towns for more than {limit} crowns. Is it heard?",
         "reasoning": "\n".join(steps),
-        "answer": answer,
+        "answer": ["No", "Yes"][differ and above],
     }

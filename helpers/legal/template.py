@@ -1,7 +1,5 @@
 """What a tokenizer's chat template makes of a conversation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import jinja2

@@ -7,8 +7,6 @@ trainer TRL's SFTTrainer, which writes rows in the model's own chat template, ma
         ours adds exact resume, and blocks of one shape
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -145,9 +143,7 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         with self.accelerator.autocast():
             loss = summed_loss(model, inputs, devices)
         loss = loss / torch.as_tensor(num_items_in_batch, device=loss.device).clamp(min=1)
-        if self.args.average_tokens_across_devices:
-            loss = loss * self.accelerator.num_processes
-        return (loss, {"loss": loss}) if return_outputs else loss
+        return loss * self.accelerator.num_processes  # DDP takes the mean over them
 
     def get_eval_dataloader(self, eval_dataset=None):
         rows = self.eval_dataset if eval_dataset is None else eval_dataset

@@ -6,15 +6,17 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from helpers.legal.data import load_records
 from helpers.legal.export import MERGED, export
 from helpers.legal.generation import generate
-from helpers.legal.model import QWEN, REVISIONS, sample_model, sample_tokenizer, set_stop_tokens
+from helpers.legal.model import QWEN, REVISIONS, sample_tokenizer
 from helpers.legal.template import ChatTemplate
 from tests.harness import printed
 from tests.models import with_lora
+
+from .test_model import loaded
 
 TOKENIZER = sample_tokenizer()
 TEMPLATE = ChatTemplate(TOKENIZER)
@@ -23,9 +25,7 @@ CARD = {"Results": [{"answers": "base model", "right": 0.5}, {"answers": "traine
 
 
 def whole_model():
-    model = sample_model(len(TOKENIZER), TOKENIZER.eos_token_id, 0)
-    set_stop_tokens(model.generation_config, TEMPLATE)
-    return model
+    return loaded(method="full")[0]
 
 
 def lora_model():
@@ -77,7 +77,6 @@ def test_a_lora_export_holds_the_adapter_and_its_card_says_how_to_use_it(tmp_pat
         assert part in text
     config = json.loads((folder / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["revision"]) == (QWEN, REVISIONS[QWEN])
-    assert GenerationConfig.from_pretrained(folder).eos_token_id == [TOKENIZER.eos_token_id]
     files = names(folder)
     assert names(exported(model, folder)) == files  # the model keeps its adapter
 
