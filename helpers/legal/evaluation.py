@@ -42,10 +42,11 @@ def baselines(records: Records, questions: Sequence[Record]) -> dict[str, list[s
     models = {NEAREST: KNeighborsClassifier(1, metric="cosine")}
     if 1 < len({*labels}) <= len(labels) / ROWS_A_LABEL:
         models |= {FREQUENT: DummyClassifier(), WORDS: LogisticRegression(C=STRENGTH, max_iter=1000)}
+    asked = [record.question for record in questions]
     answers = {}
     for name, model in models.items():
         pipeline = make_pipeline(make_union(words, letters), model).fit(texts, labels)
-        answers[name] = pipeline.predict([record.question for record in questions]).tolist()
+        answers[name] = pipeline.predict(asked).tolist()
     return answers
 
 
@@ -96,14 +97,18 @@ def ask(trainer, template, records: Records, question: str) -> str:
 
 def system_text(records: Records) -> str:
     """The system text that most training records have, or ""."""
-    firsts = [record.messages[0] for record in records.splits["train"]]
-    return mode(first["content"] if first["role"] == "system" else "" for first in firsts)
+    texts = []
+    for record in records.splits["train"]:
+        first = record.messages[0]
+        texts.append(first["content"] * (first["role"] == "system"))
+    return mode(texts)
 
 
 def same(text: str, other: str) -> bool:
     """Whether two texts are equal but for case, white space and a full stop at the end."""
-    words, other_words = text.casefold().split(), other.casefold().split()
-    return " ".join(words).rstrip(".") == " ".join(other_words).rstrip(".")
+    words = " ".join(text.casefold().split())
+    other_words = " ".join(other.casefold().split())
+    return words.rstrip(".") == other_words.rstrip(".")
 
 
 # ---- scores, and what is shown of them
@@ -124,10 +129,11 @@ def scores(systems: Mapping[str, Sequence[float]], questions: Sequence[Record]) 
     shares, differences = {}, {}
     for name, values in systems.items():
         answered = groups[: len(values)]
-        shares[name] = asdict(wilson(float(np.mean(values)), len({*answered}))) | {"questions": len(values)}
+        share = wilson(float(np.mean(values)), len({*answered}))
+        shares[name] = asdict(share) | {"questions": len(values)}
         if name != TRAINED and TRAINED in systems:
-            trained_Q = np.array(systems[TRAINED][: len(values)], dtype=float)
-            less = bootstrap(np.mean, trained_Q - np.array(values), groups=answered)
+            difference_Q = np.subtract(systems[TRAINED][: len(values)], values, dtype=float)
+            less = bootstrap(np.mean, difference_Q, groups=answered)
             differences[name] = asdict(less) | {"outcome": less.outcome, "shown": str(less)}
     return {"questions": len(questions), "groups": len({*groups}), "systems": shares, "trained less": differences}
 
@@ -147,7 +153,8 @@ def verdict(results: Mapping[str, Any], after: Mapping[str, Any], trainer) -> li
     results: `scores`. after: `examine` of the trained model.
     """
     values = {name: share["value"] for name, share in results["systems"].items()}
-    stops, right_share = after["form"][STOPS], values.pop(TRAINED)
+    stops = after["form"][STOPS]
+    right_share = values.pop(TRAINED)
     lines = []
     if stops < LEAST_STOPS or right_share <= values.get(FREQUENT, -1):
         lines.append(

@@ -33,7 +33,8 @@ def _draw(generator: random.Random) -> dict[str, str]:
     act = generator.choice(list(ACTS))
     claimant, defendant = generator.sample(PEOPLE, 2)
     home, other = generator.sample(TOWNS, 2)
-    differ, above = generator.random() < CHANCE, generator.random() < CHANCE
+    differ = generator.random() < CHANCE
+    above = generator.random() < CHANCE
     amounts = [10 * number for number in generator.sample(range(10, 100), 2)]
     limit, amount = sorted(amounts, reverse=not above)
     if not differ:

@@ -55,7 +55,8 @@ def encode(records, template: ChatTemplate, *, max_length: int = 0, reads: int =
     Raises ValueError where most records of a split are set aside.
     """
     most_tokens = round_up(max_length) or min(MOST_LENGTH, reads // MULTIPLE * MULTIPLE)
-    longest, set_aside = max_length, [*records.set_aside]
+    longest = max_length
+    set_aside = [*records.set_aside]
     splits, data_sets = {}, {}
     for name, part in records.splits.items():
         usable, rows = [], []
@@ -70,7 +71,8 @@ def encode(records, template: ChatTemplate, *, max_length: int = 0, reads: int =
                 f"data_source={records.name!r}: {len(usable)} of {len(part)} {name} records can be used; the last one that cannot: "
                 f"{set_aside[-1:]}. Set a larger max_length or another base_model, or give more records, without `system`"
             )
-        splits[name], data_sets[name] = usable, Dataset.from_list(rows)
+        splits[name] = usable
+        data_sets[name] = Dataset.from_list(rows)
         longest = max(longest, *data_sets[name]["tokens"])
     return data_sets, replace(records, splits=splits, set_aside=set_aside), round_up(longest)
 
@@ -107,7 +109,8 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
 
     def __init__(self, model, args: SFTConfig, train_dataset, eval_dataset, processing_class, **mixin):
         plan, runtime = mixin["plan"], mixin["runtime"]
-        others = {*layer_kinds(base_of(model).config.get_text_config())} - {FULL, SLIDING}
+        config = base_of(model).config.get_text_config()
+        others = {*layer_kinds(config)} - {FULL, SLIDING}
         if others:
             raise ValueError(f"base_model: {others} would carry one record of a block into the next; use another model")
         on_xla, devices = runtime.kind == "xla", plan.device_count
@@ -115,7 +118,8 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         args.per_device_eval_batch_size = eval_batch if on_xla else eval_batch // devices
         self._whole = {"train": plan.batch_size, "eval": eval_batch}
         # The backward pass goes through what is frozen, too, and makes no gradient of its weights.
-        mixin["flops_per_token"] = 4.0 * model.num_parameters() + 2.0 * model.num_parameters(only_trainable=True)
+        trained = model.num_parameters(only_trainable=True)
+        mixin["flops_per_token"] = 4.0 * model.num_parameters() + 2.0 * trained
         super().__init__(model, args, None, train_dataset, eval_dataset, processing_class, **mixin)
         for weight in self.model.parameters():  # TRL makes the adapter of a model in 4 bits bf16
             if weight.requires_grad and weight.dtype == torch.bfloat16:
@@ -139,15 +143,15 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The loss of all labels of a batch over `num_items_in_batch`, the labels of its step."""
-        devices = self.runtime.device_count if self.runtime.kind == "xla" else 1  # one process has them all
+        processes = self.accelerator.num_processes  # on XLA one has all devices
         with self.accelerator.autocast():
-            loss = summed_loss(model, inputs, devices)
-        loss = loss / torch.as_tensor(num_items_in_batch, device=loss.device).clamp(min=1)
-        return loss * self.accelerator.num_processes  # DDP takes the mean over them
+            loss = summed_loss(model, inputs, self.plan.device_count // processes)
+        labels = torch.as_tensor(num_items_in_batch, device=loss.device).clamp(min=1)
+        return loss / labels * processes  # DDP takes the mean over them
 
     def get_eval_dataloader(self, eval_dataset=None):
-        rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        loader = super().get_eval_dataloader(rows)
+        loader = super().get_eval_dataloader(eval_dataset)
+        rows = eval_dataset or self.eval_dataset
         self._labels = sum(len(labels) - labels.count(IGNORED) for labels in rows["labels"])
         self._labels_a_batch = max(1, self._labels) / len(loader)
         return loader
@@ -170,5 +174,7 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
 def _until_stop(row: dict[str, list[int]], stop: int) -> dict[str, list[int]]:
     """The labels without what the template writes after the end of the last turn, such as a new line, which nobody has to write."""
     labels = row["labels"]
-    after = labels[::-1].index(stop) if stop in labels else 0
+    after = 0
+    if stop in labels:
+        after = labels[::-1].index(stop)
     return row | {"labels": labels[: len(labels) - after] + [IGNORED] * after}
