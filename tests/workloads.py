@@ -1,41 +1,11 @@
-"""A small training step for tests of the plan, machines that are not here, and a plan made by hand for tests that are not about plans."""
+"""Machines that are not here, and a plan made by hand for tests that are not about plans."""
 
 from dataclasses import replace
-
-import torch
-from torch import nn
 
 from helpers.machine.runtime import Runtime, choose_precision
 from helpers.plan.settings import Plan
 
-CAPABILITY = {"Tesla T4": (7, 5), "NVIDIA A100-SXM4-40GB": (8, 0), "NVIDIA GeForce RTX 3050": (8, 6)}
-
-
-class Stack(nn.Module):
-    """Equal layers between an embedding and a head; `frozen` ones at the beginning are not trained."""
-
-    def __init__(self, layers: int, width: int = 64, frozen: int = 0):
-        super().__init__()
-        self.embedding = nn.Embedding(100, width)
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers))
-        self.head = nn.Linear(width, 100)
-        for layer in self.layers[:frozen]:
-            layer.requires_grad_(False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        states = self.embedding(ids)
-        for layer in self.layers:
-            states = states + layer(states)
-        return self.head(states)
-
-
-def stack_loss(model: Stack, ids: torch.Tensor) -> torch.Tensor:
-    """Of predicting the input itself."""
-    return nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
-
-
-def stack_batch(examples: int, length: int = 16) -> torch.Tensor:
-    return torch.randint(0, 100, (examples, length))
+CAPABILITY = {"Tesla T4": (7, 5), "NVIDIA A100-SXM4-40GB": (8, 0)}
 
 
 def cpu_by_hand(precision: str = "fp32", name: str = "CPU", devices: int = 1, memory: int | None = None) -> Runtime:
