@@ -75,7 +75,7 @@ def test_a_command_names_what_is_there(words):
         "do not fit together",
         "cannot change over. Restart the kernel",
         "out of memory with micro-batch",
-        "no smaller micro-batch keeps",
+        "tokens at a time on ",
         "nothing was saved since",
         "not whole, and passed over: ",
         "was not written to output_dir=",

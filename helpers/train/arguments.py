@@ -1,12 +1,9 @@
 """From a plan to the `TrainingArguments` of the Hugging Face trainers."""
 
-import importlib.util
-
 from transformers import TrainingArguments
 
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Plan
-from helpers.show import tracking
 
 
 def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, cls=TrainingArguments, **overrides):
@@ -31,7 +28,6 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "optim": plan.optimizer,
         "fp16": on_cuda and plan.precision == "fp16",
         "bf16": plan.precision == "bf16" and runtime.kind != "xla",  # on XLA it would store the weights in bf16
-        "tf32": runtime.has_tf32 or None,
         "use_cpu": runtime.kind == "cpu",
         "dataloader_num_workers": plan.dataloader_workers,
         "dataloader_pin_memory": on_cuda,
@@ -46,11 +42,8 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "prediction_loss_only": True,
         **overrides,
     }
-    if fields.get("report_to") == "wandb" and importlib.util.find_spec("wandb") is None:
-        fields["report_to"] = "none"
-        tracking.say("report_to='wandb', but wandb is not installed: the run continues without it")
     # The trainer sets TF32 while it computes (`Engine.computing`); transformers would set it for good.
-    tf32 = fields.pop("tf32")
+    tf32 = fields.pop("tf32", runtime.has_tf32 or None)
     arguments = cls(**fields)
     arguments.tf32 = tf32
     if on_cuda and isinstance(arguments, TrainingArguments) and arguments.world_size == 1:

@@ -57,7 +57,7 @@ class Stops(TrainerCallback):
     def _request(self, number, frame) -> None:
         if self.reason and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.reason = self.reason or signal.Signals(number).name
+        self.reason = signal.Signals(number).name
         with contextlib.suppress(RuntimeError):  # it came while another line was printed
             say(f"{self.reason}: the run saves after this step and stops")
 

@@ -30,8 +30,7 @@ class Meter(TrainerCallback, ExportableState):
         self.runtime, self.flops_per_token = runtime, flops_per_token
         self.clock = time.perf_counter
         self.began: float | None = None  # None while the clock stands still
-        self.tokens = self.timed_steps = 0  # tokens: from the first mask on, on the device
-        self.seconds = 0.0
+        self.tokens = self.timed_steps = self.seconds = 0  # tokens: from the first mask on, on the device
 
     def state(self) -> dict:
         """The counts in the form of transformers' stateful callbacks."""

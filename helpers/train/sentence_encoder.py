@@ -27,6 +27,7 @@ from .trainer import TrainerMixin
 
 SAMPLE_WORDS = 2000
 XLA_BATCH = 64  # texts that are encoded at a time, a multiple of the devices
+PADDED = {"text": {"padding": "max_length"}}
 PADDING_POSITIONS = ("mpnet", "roberta", "xlm-roberta", "camembert")  # their first two positions are for padding
 
 
@@ -71,9 +72,9 @@ def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    counts = Counter(re.findall(r"[a-z0-9]+", " ".join(texts).lower()))
+    words = re.findall(r"[a-z0-9]+", " ".join(texts).lower())
+    frequent = [word for word, _ in Counter(sorted(words)).most_common(SAMPLE_WORDS)]
     letters = "abcdefghijklmnopqrstuvwxyz0123456789.,:;()"
-    frequent = sorted(counts, key=lambda word: (-counts[word], word))[:SAMPLE_WORDS]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     pieces = dict.fromkeys([*special, *letters, *[f"##{letter}" for letter in letters], *frequent])
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
@@ -89,7 +90,7 @@ def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
             torch.manual_seed(seed)
             BertModel(config).save_pretrained(folder)
         BertTokenizerFast(vocab=vocabulary).save_pretrained(folder)
-        transformer = Transformer(folder, model_kwargs={"use_safetensors": True})
+        transformer = Transformer(folder)
     transformer.max_seq_length = 128
     return SentenceTransformer(modules=[transformer, Pooling(64)], device="cpu")
 
@@ -100,53 +101,38 @@ def encoder_on_cpu(model: SentenceTransformer) -> SentenceTransformer:
 
 
 def encode(model: SentenceTransformer, texts: Sequence[str], task: str = "") -> np.ndarray:
-    """Embeddings in fp32, in the order of the texts; task: "query" or "document" for the model's prompt.
+    """Embeddings in fp32, in the order of the texts; the model is in evaluation mode afterwards. task: "query" or "document" for the model's prompt.
 
     On XLA texts are padded to one of four lengths, each of which is compiled once, and read in batches that all devices share.
     """
-    training = model.training
     if model.device.type == "xla":
-        vectors = _encode_at_fixed_lengths(model.eval(), texts, model.prompts.get(task) or "")
+        vectors = _encode_at_fixed_shapes(model.eval(), texts, model.prompts.get(task))
     else:
         method = getattr(model, f"encode_{task}") if task else model.encode
         vectors = method(list(texts), show_progress_bar=False)
-    model.train(training)
     return np.asarray(vectors, np.float32)
 
 
 @torch.no_grad()
-def _encode_at_fixed_lengths(model: SentenceTransformer, texts: Sequence[str], prompt: str) -> np.ndarray:
+def _encode_at_fixed_shapes(model: SentenceTransformer, texts: Sequence[str], prompt: str | None) -> np.ndarray:
     xla.replicate(model)
     attention.use_one_dtype(model.transformers_model)
-    encoded = model.tokenizer([prompt + text for text in texts], verbose=False, return_length=True)
-    tokens = np.array(encoded["length"])
-    order = np.argsort(tokens)
+    order = np.argsort([len(text) for text in texts])
     embeddings = []
-    for begin in range(0, len(order), XLA_BATCH):
-        batch = np.resize(order[begin : begin + XLA_BATCH], XLA_BATCH)
-        quarters = min(4, math.ceil(4 * tokens[batch].max() / model.max_seq_length))
+    for begin in range(0, len(texts), XLA_BATCH):
+        batch = [texts[number] for number in np.resize(order[begin : begin + XLA_BATCH], XLA_BATCH)]
+        longest = model.preprocess(batch, prompt=prompt)["input_ids"].shape[1]
+        quarters = math.ceil(4 * longest / model.max_seq_length)
         length = math.ceil(quarters * model.max_seq_length / 4)
-        preprocess = preprocess_at_length(model, length, fixed=True)
-        features = preprocess([texts[number] for number in batch.tolist()], prompt=prompt)
+        features = model.preprocess(batch, prompt=prompt, max_length=length, processing_kwargs=PADDED)
         for name, value in features.items():
             if torch.is_tensor(value):
                 features[name] = xla.shard_batch(value.to(model.device))
-        embedded = model(features)["sentence_embedding"]
+        vectors = model(features)["sentence_embedding"]
         xla.sync()
-        embeddings.append(
-            embedded.cpu()
-        )  # virtual devices of a CPU wait for each other for ever where several batches run
-    vectors = torch.cat(embeddings).numpy()
-    return vectors[: len(order)][np.argsort(order)]
-
-
-def preprocess_at_length(model: SentenceTransformer, length: int | dict[str, int], *, fixed: bool):
-    """`model.preprocess` that cuts texts at `length` tokens and pads a batch to its longest text.
-
-    fixed: pad to `length`, for a compiler, which compiles anew for every shape.
-    """
-    padding = {"padding": "max_length" if fixed else True}
-    return functools.partial(model.preprocess, max_length=length, processing_kwargs={"text": padding})
+        # Virtual devices of a CPU wait for each other for ever where several batches run.
+        embeddings.append(vectors.cpu())
+    return torch.cat(embeddings).numpy()[np.argsort(order)]
 
 
 class SentenceEncoderTrainer(TrainerMixin, SentenceTransformerTrainer):
@@ -159,10 +145,11 @@ class SentenceEncoderTrainer(TrainerMixin, SentenceTransformerTrainer):
         model.model_card_data.local_files_only = True
         model.model_card_data.generate_widget_examples = False
         super().__init__(model=model, runtime=runtime, **kwargs)
-        self.data_collator.preprocess_fn = preprocess_at_length(model, length, fixed=runtime.kind == "xla")
+        self.data_collator.max_length = length
         if isinstance(length, dict):  # by the name of a column's task
-            self.data_collator.max_length = length
             self.data_collator.router_mapping = {name: name for name in length}
+        if runtime.kind == "xla":  # which compiles anew for every shape
+            self.data_collator.preprocess_fn = functools.partial(model.preprocess, processing_kwargs=PADDED)
 
     def trained_module(self) -> torch.nn.Module:
         return self.loss
@@ -177,6 +164,5 @@ class SentenceEncoderTrainer(TrainerMixin, SentenceTransformerTrainer):
         """The rows as they stand: a room draws them batch by batch."""
         return DefaultBatchSampler(SequentialSampler(dataset), batch_size=batch_size, drop_last=drop_last)
 
-    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        folder = output_dir or self.args.output_dir
-        encoder_on_cpu(self.model).save_pretrained(folder, create_model_card="checkpoint-" not in folder)
+    def _save(self, output_dir: str, state_dict=None) -> None:
+        encoder_on_cpu(self.model).save_pretrained(output_dir, create_model_card="checkpoint-" not in output_dir)

@@ -104,9 +104,8 @@ class TrainerMixin(TrainerCallback):
             self.model.__dict__.pop("_is_accelerate_prepared", None)
         with self.stops.listening(), self.engine.computing(self.args.tf32):
             while True:
-                source = self._find_checkpoint() if resume_from_checkpoint else None
                 try:
-                    output = self._train_from(source, **kwargs)
+                    output = self._train(resume_from_checkpoint, **kwargs)
                     break
                 except Exception as error:
                     if not is_out_of_memory(error):
@@ -115,7 +114,10 @@ class TrainerMixin(TrainerCallback):
                 # Outside `except`: the traceback would keep the failed step's tensors alive.
                 self._forget_failed_step()
                 resume_from_checkpoint = True
-            self._load_best()
+            best = checkpoint.folder(self.args.output_dir, self.state.best_global_step)
+            if ranks.broadcast(checkpoint.is_whole(best)):
+                self._load_from_checkpoint(str(best))
+                self._say(f"loaded {best.name}, the best evaluation (loss {self.state.best_metric:.4f})")
             if self.stops.agreed():
                 step = self.state.global_step
                 raise Stopped(
@@ -124,18 +126,16 @@ class TrainerMixin(TrainerCallback):
                 )
         return output
 
-    def _find_checkpoint(self) -> Path | None:
-        source, passed_over = ranks.broadcast(checkpoint.newest(self.args.output_dir))
-        if passed_over:
-            self._say(f"not whole, and passed over: {', '.join(passed_over)}")
-        return source
-
-    def _train_from(self, source: Path | None, **kwargs):
-        self.resumed_from = None
+    def _train(self, resume: bool, **kwargs):
+        source, self.resumed_from = None, None
+        if resume:
+            source, passed_over = ranks.broadcast(checkpoint.newest(self.args.output_dir))
+            if passed_over:
+                self._say(f"not whole, and passed over: {', '.join(passed_over)}")
         if source is None:
             return super().train(**kwargs)
-        self._say(f"resuming from {source.name}")
         self.resumed_from = checkpoint.step_of(source)
+        self._say(f"resuming from {source.name}")
         if self.resumed_from < self.args.max_steps:
             return super().train(resume_from_checkpoint=str(source), **kwargs)
         # Stock Trainer would train one step too many.
@@ -145,13 +145,6 @@ class TrainerMixin(TrainerCallback):
         self._say(f"the run is finished: {source.name} is its last step")
         return None
 
-    def _load_best(self) -> None:
-        best = checkpoint.folder(self.args.output_dir, self.state.best_global_step)
-        if ranks.broadcast(checkpoint.is_whole(best)):
-            self._load_from_checkpoint(str(best))
-            metric = self.args.metric_for_best_model.removeprefix("eval_")
-            self._say(f"loaded {best.name}, the best evaluation ({metric} {self.state.best_metric:.4f})")
-
     # -- what happens exactly before and after an optimizer step: the trainer is a callback of its own --
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -160,19 +153,14 @@ class TrainerMixin(TrainerCallback):
             self._save_checkpoint(self.model, None)
         self.engine.begin(self.optimizer, self._tr_loss)
 
-    def on_step_begin(self, *args, **kwargs):
-        self.seed_step()
-
-    def seed_step(self) -> None:
+    def on_step_begin(self, args, state, control, **kwargs):
         """Seeds every generator from seed, step and process: no checkpoint has XLA's."""
-        numbers = self.args.seed, self.state.global_step, 1, self.args.process_index
+        numbers = args.seed, state.global_step, 1, args.process_index
         set_seed(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
     def on_step_end(self, args, state, control, **kwargs):
-        began = getattr(helpers, "began", None)  # of a notebook; its first trainer may not be its last
-        if began:
-            helpers.began = None
-            helpers.first_step_seconds = round(time.monotonic() - began, 1)
+        if getattr(helpers, "first_step_seconds", 0) is None:  # in a notebook, whose first trainer may not be its last
+            helpers.first_step_seconds = round(time.monotonic() - helpers.began, 1)
         if state.global_step >= state.max_steps:
             control.should_log = control.should_save = True
             control.should_evaluate |= args.eval_strategy != "no"
@@ -193,10 +181,10 @@ class TrainerMixin(TrainerCallback):
         return self.engine.loader(super().get_train_dataloader())
 
     def get_eval_dataloader(self, eval_dataset=None):
-        """The loader of all examples."""
-        drop_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        """The loader of all examples, the last ones too."""
+        self.args.dataloader_drop_last = False
         loader = super().get_eval_dataloader(eval_dataset)
-        self.args.dataloader_drop_last = drop_last
+        self.args.dataloader_drop_last = True
         return self.engine.loader(loader)
 
     # -- logging, evaluation, saving --
@@ -243,10 +231,8 @@ class TrainerMixin(TrainerCallback):
 
     def _require_finite(self) -> None:
         """Raises NonFiniteLoss, in all processes, unless the loss since the last log and all trained weights are finite."""
-        weights = [weight.detach() for weight in self._trained_weights()]
-        if self.runtime.kind == "xla":
-            weights = [weight.cpu() for weight in weights]  # where the norm would compile
-        largest = get_total_norm(weights, np.inf).cpu() + self._tr_loss.cpu()
+        weights = [weight.detach().cpu() for weight in self._trained_weights()]  # on XLA the norm would compile
+        largest = get_total_norm(weights, np.inf) + self._tr_loss.cpu()
         if not all(ranks.gather(bool(largest.isfinite()))):
             self._stop_on_nonfinite("the loss or a weight is not finite")
 
@@ -259,41 +245,35 @@ class TrainerMixin(TrainerCallback):
         )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        folder = str(Path(output_dir or self.args.output_dir).absolute())
+        folder = output_dir or self.args.output_dir
         weights = self.engine.weights(self.model)
-        if weights is None:
-            super().save_model(folder, _internal_call)
-        else:
+        if self.args.should_save:
             self._save(folder, state_dict=weights)
-        Path(folder, TRAINING_ARGS_NAME).unlink(missing_ok=True)  # nothing reads this pickle
+            Path(folder, TRAINING_ARGS_NAME).unlink(missing_ok=True)  # nothing reads this pickle
 
     # -- out of memory --
 
     def _shrink_micro_batch(self, error: Exception) -> None:
         args, devices = self.args, self.engine.fed
         micro = args.per_device_train_batch_size
-        effective = micro * args.gradient_accumulation_steps
-        smaller = [size for size in range(devices, micro // 2 + 1, devices) if effective % size == 0]
-        if args.world_size > 1 and micro > 1:
+        examples = micro * args.gradient_accumulation_steps
+        sizes = [size for size in range(devices, micro // 2 + 1, devices) if examples % size == 0]
+        if args.world_size > 1 or not sizes:
             raise RuntimeError(
-                f"out of memory with {micro} examples in each of {args.world_size} processes, and none can go on alone. Set "
-                f"batch_size={micro // 2 * args.world_size}: each then computes {micro // 2} at a time."
+                f"out of memory with {micro} examples of {self.plan.sequence_length} tokens at a time on {self.runtime.device_name}: "
+                "set a smaller batch_size, gradient_checkpointing=True (if there), shorter sequences, or a smaller model"
             ) from error
-        if not smaller:
-            raise RuntimeError(
-                f"out of memory with {micro} examples of {self.plan.sequence_length} tokens on {self.runtime.device_name}, and no smaller "
-                f"micro-batch keeps {self.plan.batch_size} examples a step. Set a smaller batch_size, gradient_checkpointing=True "
-                "(if there), shorter sequences, or a smaller model."
-            ) from error
-        accumulation = effective // smaller[-1]
+        args.per_device_train_batch_size = self._train_batch_size = sizes[-1]
+        args.gradient_accumulation_steps = examples // sizes[-1]
         self._say(
-            f"out of memory with micro-batch {micro}: going on with {smaller[-1]} x {accumulation} accumulation, "
-            f"still {effective} examples a step and the same learning rate"
+            f"out of memory with micro-batch {micro}: going on with {sizes[-1]} x {args.gradient_accumulation_steps} accumulation, "
+            f"still {examples} examples a step"
         )
-        args.per_device_train_batch_size = self._train_batch_size = smaller[-1]
-        args.gradient_accumulation_steps = accumulation
-        settings = {"per_device_batch_size": smaller[-1] // devices, "gradient_accumulation_steps": accumulation}
-        self.plan = replace(self.plan, **settings)
+        self.plan = replace(
+            self.plan,
+            per_device_batch_size=sizes[-1] // devices,
+            gradient_accumulation_steps=args.gradient_accumulation_steps,
+        )
 
     def _forget_failed_step(self) -> None:
         self.optimizer = self.lr_scheduler = None

@@ -189,7 +189,12 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_result(kind, tmp_pat
 @ONCE
 def test_out_of_memory_at_one_example_names_what_to_change(tmp_path):
     options = {**LARGE, "batch_size": 2, "blocks": 4}
-    stopped(tmp_path, "keeps 2 examples a step. Set a smaller batch_size", **options, exhaust_above=0)
+    stopped(
+        tmp_path,
+        "out of memory with 1 examples of 16 tokens at a time on ",
+        **options,
+        exhaust_above=0,
+    )
 
 
 @ONCE
