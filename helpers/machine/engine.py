@@ -24,7 +24,6 @@ class Engine(TrainerCallback):
     """A CPU. `fed`: devices that this process gives batches to."""
 
     fed = 1
-    compile_seconds = 0.0
     repeats = False  # whether kernels on a GPU must give the same bits again, which is slower
 
     def prepare(self, trained: nn.Module, transformer: nn.Module) -> None:
@@ -187,10 +186,6 @@ class XlaEngine(Engine):
 
     def wait(self):
         xla.wait()
-
-    @property
-    def compile_seconds(self) -> float:  # type: ignore[override]  # a number in the base, read in both
-        return xla.counters()["compile_seconds"]
 
     def on_train_begin(self, *args, **kwargs):
         self._before = xla.counters()
