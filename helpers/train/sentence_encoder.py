@@ -120,7 +120,8 @@ def _encode_at_fixed_shapes(model: SentenceTransformer, texts: Sequence[str], pr
     order = np.argsort([len(text) for text in texts])
     embeddings = []
     for begin in range(0, len(texts), XLA_BATCH):
-        batch = [texts[number] for number in np.resize(order[begin : begin + XLA_BATCH], XLA_BATCH)]
+        numbers = np.resize(order[begin : begin + XLA_BATCH], XLA_BATCH)
+        batch = [texts[number] for number in numbers.tolist()]
         longest = model.preprocess(batch, prompt=prompt)["input_ids"].shape[1]
         quarters = math.ceil(4 * longest / model.max_seq_length)
         length = math.ceil(quarters * model.max_seq_length / 4)
