@@ -40,13 +40,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.fixture
-def without_home(tmp_path, monkeypatch) -> None:  # the folder first: pytest looks who its owner is
-    """A user without a home, as in many containers: no HOME, and a number that no file of users knows."""
-    monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 9)
-
-
-@pytest.fixture
 def alone(tmp_path, monkeypatch) -> Path:
     """An empty folder with no checkout above it, no token, no W&B key, an empty home, and no way to a hub."""
     for name in ("HF_TOKEN", "WANDB_API_KEY", "PYTHONPATH", "USE_TORCH_XLA", "PJRT_DEVICE", "CPU_NUM_DEVICES"):

@@ -80,7 +80,6 @@ def test_a_command_names_what_is_there(words):
         "not whole, and passed over: ",
         "was not written to output_dir=",
         "another run (",
-        "this run, and resume=False",
         "is in use by",
         "is written and whole.",
         "is not a parameter of this notebook",

@@ -71,9 +71,7 @@ def rotate(output_dir: Path | str, best: int | None) -> None:
     """Deletes all checkpoints but the newest whole ones, that of the step `best`, and the one that is being copied."""
     checkpoints = listed(output_dir)
     newest_whole = [*filter(is_whole, checkpoints)][:KEPT]
-    for checkpoint in checkpoints:
-        if checkpoint in (*newest_whole, folder(output_dir, best)):
-            continue
+    for checkpoint in {*checkpoints} - {*newest_whole, folder(output_dir, best)}:
         if checkpoint == copied:
             say_once(
                 "ATTENTION: keep_in: a copy takes longer than the run until its next checkpoint: set save_steps or eval_steps higher"

@@ -29,7 +29,7 @@ PASSED_OVER = shutil.ignore_patterns(".*", folder_lock.LOCK_FILE, "checkpoint-*"
 def place_of(keep_in: str, folder: Path) -> Path:
     """Where the copies of a run's folder are; mounts Google Drive if that is asked for.
 
-    Raises ValueError: no Drive here; the place is in the folder.
+    Raises ValueError if there is no Drive here.
     """
     if keep_in == DRIVE:
         keep_in = f"{DRIVE_POINT}/MyDrive/kept_runs"
@@ -41,10 +41,7 @@ def place_of(keep_in: str, folder: Path) -> Path:
             raise ValueError(
                 f"keep_in='drive': Google Drive was not mounted ({error}). Run the cell again in Colab, or name a folder that outlasts it"
             ) from error
-    place = Path(keep_in, folder.name).resolve()
-    if folder.resolve() in place.parents:
-        raise ValueError(f"keep_in={keep_in!r} is in output_dir={str(folder)!r}: name a folder elsewhere")
-    return place
+    return Path(keep_in, folder.name).resolve()
 
 
 def copy_new(folder: Path, place: Path, changed: bool) -> None:

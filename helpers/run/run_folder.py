@@ -62,20 +62,15 @@ class RunFolder:
         if not keep_in and "COLAB_RELEASE_TAG" in os.environ:
             say("ATTENTION: this run is deleted with this runtime's disk: set keep_in='drive' to continue in a new one")
         data_source.kept_upload = next((self.path / UPLOADED).glob("*"), None)
-        if _trained(self.path):
-            say("output_dir: the run goes on")
-        else:
+        if not _trained(self.path):
             say("output_dir: the run begins at step 0")
             disk.write_json(self.path / RUN_FILE, self.definition)
 
     def _own(self, name: str, folder: Path) -> None:
         """Takes a folder, which the parameter `name` names, unless it holds another run."""
         recorded = disk.read_json(folder / RUN_FILE) or {}
-        _refuse(name, folder, recorded, self.definition)
-        if not self.params.resume and _trained(folder):
-            raise ValueError(
-                f"{name}={str(folder)!r} holds this run, and resume=False: set resume=True, or {name} to a new folder"
-            )
+        resume = {"resume": self.params.resume}
+        _refuse(name, folder, recorded | {"resume": True}, self.definition | resume)
         folder_lock.own(folder, name)
 
     def note(self, **facts: Any) -> None:
@@ -134,10 +129,11 @@ class RunFolder:
             "runtime": runtime.results(),
             **parts,
         }
-        disk.write_json(self.path / RESULTS_FILE, results)
+        file = self.path / RESULTS_FILE
+        disk.write_json(file, results)
         if self.mirror:
             say(self.mirror.copy())
-        return self.path / RESULTS_FILE
+        return file
 
 
 def _refuse(name: str, folder: Path, recorded: dict, definition: dict) -> None:
