@@ -8,12 +8,9 @@ import psutil
 import pytest
 
 from helpers.batch import processes
-from helpers.machine import runtime
 from helpers.notebook.method import WRITTEN
-from helpers.run import checkpoint, folder_lock
 from tests import harness
 
-from . import in_processes
 from .notebook import ROOT, wait_for
 
 pytestmark = pytest.mark.once
@@ -25,7 +22,6 @@ def call(name, count=2, **parameters):
 
 
 def test_processes_exchange_values_and_the_first_prints(tmp_path, capfd):
-    folder_lock.own(tmp_path)
     call("exchange", folder=tmp_path)
     assert {path.read_text() for path in tmp_path.glob("rank-*")} == {"[0, 1] 0"}
     printed = capfd.readouterr().out
@@ -49,18 +45,16 @@ def test_processes_end_with_the_kernel_that_started_them(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_losses_of_one_also_from_its_checkpoint(tmp_path):
+def test_two_processes_give_the_losses_of_one_also_after_a_kill(tmp_path):
     call("train", 1, folder=tmp_path / "one")
     shutil.copytree(tmp_path / "one", tmp_path / "resumed")
-    shutil.rmtree(checkpoint.folder(tmp_path / "resumed", in_processes.STEPS))
-    histories = {}
-    for folder in ("one", "two", "resumed"):
-        if folder != "one":
-            call("train", folder=tmp_path / folder)
-        entries = harness.read_json(tmp_path / folder / "history.json")
-        for key in ("loss", "grad_norm", "eval_loss"):
-            histories[folder, key] = [entry[key] for entry in entries if key in entry]
-            assert histories[folder, key] == pytest.approx(histories["one", key], rel=1e-5)
+    shutil.rmtree(tmp_path / "resumed/checkpoint-8")
+    with pytest.raises(RuntimeError):
+        call("train", folder=tmp_path / "killed", options='{"kill_step": 6}')
+    expected = harness.read_json(tmp_path / "one/history.json")
+    for name in ("two", "resumed", "killed"):
+        call("train", folder=tmp_path / name)
+        assert harness.read_json(tmp_path / name / "history.json") == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_last_run_of_each_marked_cell_runs_with_magics(tmp_path):
@@ -74,9 +68,3 @@ def test_the_last_run_of_each_marked_cell_runs_with_magics(tmp_path):
     ]
     code = f"from helpers.batch import processes\nlist(processes.run_cells(processes.marked_cells({executed!r})))"
     assert harness.printed("-c", code).endswith("2 5\n")
-
-
-def test_several_processes_or_hosts_on_a_tpu_are_refused(monkeypatch):
-    monkeypatch.setattr("helpers.machine.xla.available", lambda: (True, "a TPU"))
-    with pytest.raises(ValueError, match="num_processes=2: one process drives all chips of one host"):
-        runtime.detect(True, num_processes=2)
