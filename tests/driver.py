@@ -46,7 +46,7 @@ def watch(trainer, options: dict):
     import transformers
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    from helpers.machine import xla
+    from tests.harness import counters
 
     left = list(options["exhausted"])
 
@@ -71,7 +71,7 @@ def watch(trainer, options: dict):
 
         def on_step_begin(self, args, state, control, **kwargs):
             if trainer.runtime.kind == "xla" and len(self.transfers) > 1:
-                self.began = xla.counters()
+                self.began = counters()
 
         def on_pre_optimizer_step(self, args, state, control, **kwargs):
             if options["kill_step"] == state.global_step + 1:
@@ -79,7 +79,7 @@ def watch(trainer, options: dict):
 
         def on_step_end(self, args, state, control, **kwargs):
             if trainer.runtime.kind == "xla":
-                counts = xla.counters()
+                counts = counters()
                 self.transfers.append(int(counts["item_calls"] + counts["host_transfers"]))
                 if self.began:
                     self.late["compiles"] += counts["compiles"] - self.began["compiles"]

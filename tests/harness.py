@@ -205,6 +205,18 @@ def answers_on_xla(script: str) -> dict:
     return json.loads(process.stdout.rsplit("ANSWERS ", 1)[1])
 
 
+def counters() -> dict[str, float]:
+    """What this process has compiled, brought to the host and read as a number."""
+    from torch_xla.debug import metrics
+
+    transfers = metrics.metric_data("TransferFromDeviceTime") or [0]
+    return {
+        "compiles": metrics.counter_value("UncachedCompile") or 0,
+        "host_transfers": transfers[0],
+        "item_calls": metrics.counter_value("aten::_local_scalar_dense") or 0,
+    }
+
+
 # ---- trainings in a process of their own: killed, resumed, compared
 
 

@@ -9,9 +9,8 @@ from transformers import LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from helpers.machine.attention import QUERY_PARTS, SDPA_ONE_DTYPE, checkpoint_activations, use_one_dtype
+from helpers.machine.attention import SDPA_ONE_DTYPE, checkpoint_activations, use_one_dtype
 
-from .harness import answers_on_xla
 from .models import tiny
 
 # B batch · H heads · T tokens · D head size
@@ -31,7 +30,7 @@ def test_logits_are_those_of_stock_attention_bit_for_bit(masked):
     mask[0, :5] = mask[1, 9:] = 0
     inputs = {"input_ids": tokens(), "attention_mask": mask if masked else None}
     stock = model(**inputs).logits
-    assert use_one_dtype(model)
+    use_one_dtype(model)
     assert model.config._attn_implementation == SDPA_ONE_DTYPE
     assert torch.equal(model(**inputs).logits, stock)
 
@@ -50,65 +49,6 @@ def test_registered_attention_takes_what_stock_attention_refuses():
     causal = torch.full((10, 10), -torch.inf).triu(1)
     expected = ((query @ key.mT) / 8**0.5 + causal).softmax(-1) @ value.float()
     assert torch.allclose(output.float(), expected.transpose(1, 2), atol=3e-2)
-
-
-# ---- queries in parts
-
-
-def test_queries_never_meet_a_key_after_the_end_of_their_part():
-    """A key and a value without numbers would be seen in the products, whatever the mask makes of them."""
-    module, mask = llama().model.layers[0].self_attn, torch.full((16, 16), torch.finfo(torch.float32).min).triu(1)
-    use_one_dtype(llama())
-    attend, step = ALL_ATTENTION_FUNCTIONS[SDPA_ONE_DTYPE], 16 // QUERY_PARTS
-    query, key, value = torch.randn(3, 2, 4, 16, 8)
-    key, value = key[:, :2], value[:, :2]  # of two heads each
-    whole, _ = sdpa_attention_forward(module, query, key, value, mask[None, None])
-    torch.testing.assert_close(attend(module, query, key, value, mask[None, None])[0], whole)
-    key[:, :, step:], value[:, :, step:] = torch.nan, torch.nan
-    parts, _ = attend(module, query, key, value, mask[None, None])
-    torch.testing.assert_close(parts[:, :step], whole[:, :step])
-    assert parts[:, step:].isnan().all()
-    module.is_causal = False
-    assert attend(module, query, key, value, mask[None, None])[0].isnan().all()
-
-
-ON_XLA = """
-import copy, json, torch, torch_xla
-from helpers.legal.packing import FixedBlocks, masks_of
-from helpers.machine import attention, xla
-from tests.test_attention import llama
-
-xla.start()
-rows = [{"input_ids": list(range(1, n)), "labels": list(range(1, n))} for n in range(10, 26, 2)]
-blocks = FixedBlocks(40, 0)(rows)
-model = llama().train().to("xla")
-
-
-def of(model):
-    batch = {name: xla.shard_batch(part.to("xla")) for name, part in blocks.items()}
-    mask = masks_of(batch["segment_ids"], model.config, torch.float32)
-    logits = model(batch["input_ids"], position_ids=batch["position_ids"], attention_mask=mask).logits
-    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
-    loss.backward()
-    hlo = torch_xla._XLAC._get_xla_tensors_hlo([weight.grad for weight in model.parameters()])
-    return hlo, {"loss": loss.item(), "gradients": [weight.grad.flatten().tolist() for weight in model.parameters()]}
-
-
-parted = copy.deepcopy(model)
-attention.use_one_dtype(parted)
-(before, whole), (after, parts) = of(model), of(parted)
-shape = f"[8,4,{40 // attention.QUERY_PARTS},40]"
-print("ANSWERS", json.dumps({"whole": whole, "parts": parts, "seen": [shape in before, shape in after]}))
-"""
-
-
-def test_on_xla_parts_have_the_loss_and_gradients_of_whole_attention():
-    answers = answers_on_xla(ON_XLA)
-    whole, parts = answers["whole"], answers["parts"]
-    assert answers["seen"] == [False, True]
-    assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-6)
-    of_parts, of_whole = ([*map(torch.tensor, answer["gradients"])] for answer in (parts, whole))
-    torch.testing.assert_close(of_parts, of_whole, rtol=1e-4, atol=1e-7)
 
 
 def test_saved_configuration_names_no_attention_that_others_lack(tmp_path):

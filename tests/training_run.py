@@ -91,6 +91,8 @@ def main(output_dir: str, options: dict) -> dict:
     blocks = torch.randint(1, 200, (options["blocks"] + 16, 16), generator=generator)
     blocks[:, 1::2] = blocks[:, :1]  # something to learn
     examples = [{"input_ids": block, "labels": block} for block in blocks]
+    if options["model"] == "llama":
+        examples = [{**example, "attention_mask": torch.ones(16, dtype=torch.long)} for example in examples]
 
     settings = {name: options[name] for name in ("batch_size", "accumulation", "steps", "learning_rate")}
     planned = plan_by_hand(machine, **settings, length=16, gradient_checkpointing=options["checkpointing"])

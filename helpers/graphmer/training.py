@@ -9,6 +9,7 @@ trainer.train()
 import dataclasses
 from pathlib import Path
 
+import torch
 from torch.utils.data import SequentialSampler, Subset
 from transformers import PreTrainedTokenizerFast, Trainer, set_seed
 
@@ -154,7 +155,8 @@ def new_trainer(
     stages = [(begin, configuration.roots(length)) for begin, length in configuration.stages()]
     together = batch * plan.device_count
     whole_batches = range(len(corpus.validation) // together * together)  # a short one has fewer wrong tails
-    trainer = GraphTrainer(
+    torch.use_deterministic_algorithms(run.deterministic and runtime.kind == "cuda", warn_only=True)
+    return GraphTrainer(
         model=model,
         args=arguments,
         train_dataset=curriculum(corpus.train, stages, steps=plan.max_steps, examples_per_step=plan.batch_size),
@@ -164,5 +166,3 @@ def new_trainer(
         runtime=runtime,
         max_hours=max_hours,
     )
-    trainer.engine.repeats = run.deterministic
-    return trainer

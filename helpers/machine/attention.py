@@ -5,32 +5,35 @@ from types import SimpleNamespace
 from . import xla
 
 SDPA_ONE_DTYPE, SDPA_REPEATED_HEADS = "sdpa_one_dtype", "sdpa_repeated_heads"
-# Parts of a causal text, each with the keys up to its own end: XLA has no fused kernel, which would leave out the others. Eight parts move
-# less than four, and compile for twice as long (docs/tpu.md).
-QUERY_PARTS = 4
 
 
-def repeat_heads(model) -> bool:
-    """Gives a transformers model an SDPA attention that repeats keys and values for grouped query heads; False if it has no SDPA.
+def repeat_heads(model) -> None:
+    """Gives a transformers model with SDPA an attention that repeats keys and values for grouped query heads.
 
     Below sm_80 no fused kernel takes fewer key heads than query heads, and SDPA falls back to its slow math kernel
     (huggingface/transformers#48633).
     """
     from transformers.masking_utils import sdpa_mask
 
-    return _replace_sdpa(model, SDPA_REPEATED_HEADS, _sdpa_repeated_heads, sdpa_mask)
+    _replace_sdpa(model, SDPA_REPEATED_HEADS, _sdpa_repeated_heads, sdpa_mask)
 
 
-def _replace_sdpa(model, name: str, attention, mask) -> bool:
+def use_one_dtype(model) -> None:
+    """Gives a transformers model with SDPA an attention that survives `torch.autocast("xla")`.
+
+    Rotary embeddings leave queries and keys in fp32 beside bf16 values there, and SDPA refuses the mixture.
+    """
+    _replace_sdpa(model, SDPA_ONE_DTYPE, _sdpa_one_dtype, _mask_unread)
+
+
+def _replace_sdpa(model, name: str, attention, mask) -> None:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
-    if getattr(getattr(model, "config", None), "_attn_implementation", None) != "sdpa":
-        return False
-    AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, mask)
-    model.set_attn_implementation(name)
-    return True
+    if getattr(getattr(model, "config", None), "_attn_implementation", None) == "sdpa":
+        AttentionInterface.register(name, attention)
+        AttentionMaskInterface.register(name, mask)
+        model.set_attn_implementation(name)
 
 
 def _sdpa_repeated_heads(module, query, key, value, attention_mask, **kwargs):
@@ -43,39 +46,11 @@ def _sdpa_repeated_heads(module, query, key, value, attention_mask, **kwargs):
     )
 
 
-def use_one_dtype(model) -> bool:
-    """Gives a transformers model an SDPA attention that survives `torch.autocast("xla")`; False if it has no SDPA.
-
-    Rotary embeddings leave queries and keys in fp32 beside bf16 values there, and SDPA refuses the mixture. Where a causal model gets
-    a mask that is added, as legal's blocks have one, queries meet only the keys up to the end of their part of the text.
-    """
-    if not _replace_sdpa(model, SDPA_ONE_DTYPE, _sdpa_one_dtype, _mask_unread):
-        return False
-    model.register_forward_pre_hook(_with_mask, with_kwargs=True)
-    return True
-
-
 def _sdpa_one_dtype(module, query, key, value, attention_mask, **kwargs):
-    import torch
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    query, key, tokens = query.to(value.dtype), key.to(value.dtype), query.shape[2]
-    causal = attention_mask is not None and attention_mask.is_floating_point() and getattr(module, "is_causal", False)
-    if not causal or key.shape[2] != tokens or tokens % QUERY_PARTS:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    parts, length = [], tokens // QUERY_PARTS
-    for end in range(length, tokens + 1, length):
-        part = slice(end - length, end)
-        seen = key[:, :, :end], value[:, :, :end], attention_mask[:, :, part, :end]
-        parts.append(sdpa_attention_forward(module, query[:, :, part], *seen, **kwargs)[0])
-    return torch.cat(parts, dim=1), None
-
-
-def _with_mask(model, args, kwargs):
-    """A mask of ones for a training step without a mask: transformers would look for packed texts in the positions, on the host."""
-    if model.training and "input_ids" in kwargs and not {"attention_mask", "position_ids"} & kwargs.keys():
-        kwargs["attention_mask"] = kwargs["input_ids"].new_ones(kwargs["input_ids"].shape)
-    return args, kwargs
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
 def _mask_unread(*args, attention_mask=None, **kwargs):

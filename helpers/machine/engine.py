@@ -6,7 +6,7 @@ torch and transformers serve a CPU and a CUDA GPU, so their engines do little. A
 import contextlib
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,29 +24,24 @@ class Engine(TrainerCallback):
     """A CPU. `fed`: devices that this process gives batches to."""
 
     fed = 1
-    repeats = False  # whether kernels on a GPU must give the same bits again, which is slower
+    computing = contextlib.nullcontext
 
     def prepare(self, trained: nn.Module, transformer: nn.Module) -> None:
         """Prepares a model once, before training: `trained` holds all weights, `transformer` the attention."""
-
-    @contextlib.contextmanager
-    def computing(self, tf32: bool | None) -> Iterator[None]:
-        """Surrounds training and evaluation: global settings of torch are set for this trainer and put back afterwards."""
-        yield
 
     def autocast(self, precision: str) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()
 
     def loader(self, loader):
-        """The loader of batches, which may be changed in place."""
         return loader
+
+    def reset_peak(self) -> None: ...
 
     def begin(self, optimizer, running_loss: torch.Tensor) -> None:
         """Is called before the first step, when weights and optimizer are loaded."""
 
     def weights(self, model: nn.Module) -> dict[str, torch.Tensor] | None:
         """The weights to save; None: those of the model as they are."""
-        return None
 
     def wait(self) -> None:
         """Blocks until the device has finished its work."""
@@ -54,8 +49,6 @@ class Engine(TrainerCallback):
     def results(self) -> dict:
         """Further parts of results.json."""
         return {}
-
-    def reset_peak(self) -> None: ...
 
     def peak_memory(self) -> int | None:
         """Peak memory in bytes: of this process on a CPU, of the device elsewhere; None if unknown."""
@@ -76,40 +69,23 @@ class CudaEngine(Engine):
         if self.repeats_heads:
             attention.repeat_heads(transformer)
 
-    @contextlib.contextmanager
-    def computing(self, tf32: bool | None) -> Iterator[None]:
-        """Computes with kernels that give the same bits again where `repeats` asks for it; where torch has none, it warns.
-
-        cuDNN's attention, the first choice on Hopper, is off: it is built anew for each length of a batch, and a step took three
+    def on_train_begin(self, args, *others, **kwargs):
+        """cuDNN's attention, the first choice on Hopper, is off: it is built anew for each length of a batch, and a step took three
         times as long (H200, torch 2.11).
         """
-        cuda = torch.backends.cuda
+        torch.cuda.reset_peak_memory_stats()
+        torch.backends.cuda.enable_cudnn_sdp(False)
         # By this function, since torch.compile asks for the older setting, which raises after the newer one was used.
-        before = cuda.matmul.fp32_precision
-        torch.use_deterministic_algorithms(self.repeats, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
-        cuda.enable_cudnn_sdp(False)
-        if tf32 is not None:
-            torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(False)
-            cuda.enable_cudnn_sdp(True)
-            if tf32 is not None:
-                torch.set_float32_matmul_precision("high" if before == "tf32" else "highest")
+        torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
+
+    def on_train_end(self, *args, **kwargs):
+        torch.set_float32_matmul_precision("highest")
 
     def wait(self) -> None:
         torch.cuda.synchronize()
 
-    def reset_peak(self) -> None:
-        torch.cuda.reset_peak_memory_stats()
-
     def peak_memory(self) -> int:
         return torch.cuda.max_memory_allocated()
-
-
-SCHEDULED = {"lr", "weight_decay"}  # what changes in an optimizer group for one step on XLA
 
 
 class XlaEngine(Engine):
@@ -117,87 +93,45 @@ class XlaEngine(Engine):
 
     def __init__(self, devices: int):
         self.fed = devices
-        self._before = self._after = xla.counters()
-        self._scheduled: list[dict] = []  # of each optimizer group, while a step uses values close to them
+        self._before = xla.compilations()
+        self._groups: list[dict] = []  # of the optimizer, while a step uses rates and decays close to theirs
 
     def prepare(self, trained, transformer):
         xla.replicate(trained)
         attention.use_one_dtype(transformer)
 
-    @contextlib.contextmanager
-    def computing(self, tf32):
-        """Keeps the sharding when accelerate's `skip_first_batches` rebuilds the device loader, which would drop it."""
-        import transformers.trainer
-
-        original = transformers.trainer.skip_first_batches
-
-        def skip(dataloader, num_batches=0):
-            skipped = original(dataloader, num_batches)
-            if hasattr(dataloader, "_parallel_loader_kwargs"):
-                skipped._parallel_loader_kwargs.update(dataloader._parallel_loader_kwargs)
-            return skipped
-
-        transformers.trainer.skip_first_batches = skip
-        try:
-            yield
-        finally:
-            transformers.trainer.skip_first_batches = original
-
     def autocast(self, precision):
         return torch.autocast("xla", dtype=torch.bfloat16, enabled=precision == "bf16")
-
-    def loader(self, loader):
-        return xla.shard_loader(loader)
 
     def begin(self, optimizer, running_loss):
         xla.settle(optimizer, running_loss)
 
-    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
-        groups = optimizer.param_groups
-        self._scheduled = []
-        for group in groups:
-            values = {name: group[name] for name in group.keys() & SCHEDULED}
-            self._scheduled.append(values)
-        for group, rate in zip(groups, xla.rates_above_zero(groups), strict=True):
-            group["lr"] = rate
-        for group, decay in zip(groups, xla.distinct_decays(groups), strict=True):
-            if decay:
-                group["weight_decay"] = decay
+    def on_pre_optimizer_step(self, *args, optimizer=None, **kwargs):
+        self._groups = [dict(group) for group in optimizer.param_groups]
+        xla.avoid_constants(optimizer.param_groups)
 
-    def on_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
-        for group, values in zip(optimizer.param_groups, self._scheduled, strict=True):
+    def on_optimizer_step(self, *args, optimizer=None, **kwargs):
+        for group, values in zip(optimizer.param_groups, self._groups, strict=True):
             group.update(values)
-
-    def on_substep_end(self, *args, **kwargs):
-        xla.sync()  # one graph a micro-batch, not one that grows with accumulation
 
     def on_step_end(self, *args, **kwargs):
         xla.sync()
 
+    on_substep_end = on_step_end  # one graph a micro-batch, not one that grows with accumulation
+
     def weights(self, model):
         xla.sync()
-        copies: dict[int, torch.Tensor] = {}  # one CPU copy of each tensor, so that tied weights stay tied
-        weights = {}
-        for name, tensor in model.state_dict(keep_vars=True).items():
-            if id(tensor) not in copies:
-                copies[id(tensor)] = tensor.detach().cpu()
-            weights[name] = copies[id(tensor)]
-        return weights
+        return {name: tensor.cpu() for name, tensor in model.state_dict().items()}
 
     def wait(self):
         xla.wait()
 
-    def on_train_begin(self, *args, **kwargs):
-        self._before = xla.counters()
-
-    def on_train_end(self, *args, **kwargs):
-        self._after = xla.counters()
-
     def results(self):
-        return {"xla": {name: self._after[name] - self._before[name] for name in ("compiles", "compile_seconds")}}
+        (count, seconds), (earlier, seconds_before) = xla.compilations(), self._before
+        return {"xla": {"compiles": count - earlier, "compile_seconds": seconds - seconds_before}}
 
     def peak_memory(self):
-        info = xla.memory_info() or {}
+        info = xla.memory_info()
         return info.get("peak_bytes_used") or info.get("bytes_used")
 
 

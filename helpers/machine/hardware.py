@@ -11,12 +11,6 @@ from typing import Literal
 
 from pydantic import BaseModel, TypeAdapter
 
-GOOGLE = "0x1ae0"  # PCI vendor
-BROKEN_TPU = (
-    "use_tpu=True, and the TPU of this machine cannot be used: {reason}. If a process holds it, end that process or restart its notebook; "
-    "else restart this session. Then run all cells again. To train without the TPU, set use_tpu=False."
-)
-
 
 class Accelerator(BaseModel, frozen=True, extra="forbid"):
     """One device in its datasheet. For TPUs, what torch_xla counts as a device: a chip, but in v2 and v3 a core."""
@@ -62,26 +56,25 @@ def find(device_name: str) -> Accelerator | None:
 
 def attached_tpu() -> str:
     """What shows that a TPU is attached to this machine, with or without a library that can use it; "" if nothing does."""
-    for vendor in Path("/sys/bus/pci/devices").glob("*/vendor"):
-        network_or_disk = vendor.with_name("class").read_text().startswith(("0x01", "0x02"))
-        if vendor.read_text().strip() == GOOGLE and not network_or_disk:
-            return f"PCI device {vendor.parent.name}"
-    for device in Path("/dev").glob("accel[0-9]*"):
-        return str(device)
-    promised = os.environ.get("TPU_ACCELERATOR_TYPE")  # by the image of a TPU runtime
-    return f"TPU_ACCELERATOR_TYPE={promised}" if promised else ""
+    promised = os.environ.get("TPU_ACCELERATOR_TYPE", "")  # by the image of a TPU runtime
+    return _first_device("accel[0-9]*", "vfio/[0-9]*") or promised
 
 
 def attached_gpu() -> str:
     """The device file of an NVIDIA GPU whose driver is loaded; "" if there is none, or CUDA_VISIBLE_DEVICES hides all."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
-        return ""
-    return next(map(str, Path("/dev").glob("nvidia[0-9]*")), "")
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return "" if hidden else _first_device("nvidia[0-9]*")
+
+
+def _first_device(*patterns: str) -> str:
+    for pattern in patterns:
+        for device in Path("/dev").glob(pattern):
+            return str(device)
+    return ""
 
 
 def cpu_name() -> str:
     """The processor's model name."""
     info = Path("/proc/cpuinfo")
-    text = info.read_text(encoding="utf-8") if info.exists() else ""
-    model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
-    return model[1].strip() if model else platform.processor() or platform.machine()
+    model = info.exists() and re.search(r"model name\s*: (.+)", info.read_text())
+    return model[1] if model else platform.machine()

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from . import hardware, ranks, xla
 
-ONE_HOST = "one process drives all chips of one host, and more are not supported; run one process on one host"
 AMPERE = (8, 0)  # `torch.cuda.is_bf16_supported()` is also true where bf16 is emulated (T4)
 
 
@@ -90,23 +89,17 @@ def choose_precision(
 
     Raises ValueError: the device cannot train in this `precision`.
     """
-    native = kind != "cuda" or (compute_capability or ()) >= AMPERE
-    if precision == "fp16" and kind != "cuda":
-        raise ValueError(
-            f"precision='fp16' needs a CUDA GPU, and this is {name} ({kind}); use 'auto', 'fp32' or 'bf16'"
-        )
-    if precision == "bf16" and not native:
-        raise ValueError(
-            f"precision='bf16' is emulated and slow on {name}; use 'auto' (fp16 with loss scaling) or 'fp32'"
-        )
+    refused = "fp16"
     if kind == "xla":
         chosen, why = "bf16", "the matrix unit multiplies bf16; weights and optimizer stay fp32 under autocast"
     elif kind == "cpu":
         chosen, why = "fp32", "exact; a CPU with AVX512-BF16 or AMX is faster with precision='bf16'"
-    elif native:
-        chosen, why = "bf16", f"{name} has native bf16; what stays fp32 uses TF32"
+    elif (compute_capability or ()) >= AMPERE:
+        chosen, why, refused = "bf16", f"{name} has native bf16; what stays fp32 uses TF32", ""
     else:
-        chosen, why = "fp16", f"{name} has no native bf16; fp16 with loss scaling over fp32 weights"
+        chosen, why, refused = "fp16", f"{name} has no native bf16; fp16 with loss scaling over fp32 weights", "bf16"
+    if precision == refused:
+        raise ValueError(f"precision={precision!r} is emulated and slow on {name}; use 'auto' ({chosen}) or 'fp32'")
     if precision == "auto":
         return chosen, why
     return precision, f"set by you; 'auto' would be {chosen}: {why}"
@@ -125,38 +118,49 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
             bf16, or transformers was already imported for the other kind of device in this kernel.
         ValueError: a precision that the device cannot train in, more processes than GPUs, or several processes on a TPU.
     """
-    kind, reason = "", "use_tpu=False"
+    has_tpu, reason = False, "use_tpu=False"
     if use_tpu:
         has_tpu, reason = xla.available()
+    if use_tpu and not has_tpu:
         chip = hardware.attached_tpu()
-        if has_tpu:
-            kind = "xla"
-        elif chip:
-            raise RuntimeError(hardware.BROKEN_TPU.format(reason=f"{reason} (but there is {chip})"))
-        else:
-            warnings.warn(
-                f"use_tpu=True, but {reason}: going on without a TPU. On Colab choose Runtime > Change runtime type > TPU.",
-                stacklevel=2,
+        if chip:
+            raise RuntimeError(
+                f"use_tpu=True, and the TPU of this machine ({chip}) cannot be used: {reason}. If a process holds it, end that process or "
+                "restart its notebook; else restart this session. Then run all cells again. To train without the TPU, set use_tpu=False."
             )
-    if kind and (num_processes > 1 or ranks.count() > 1):
-        raise ValueError(f"num_processes={max(num_processes, ranks.count())}: {ONE_HOST}")
-    _announce_to_huggingface(kind == "xla")
-    count, capability = 1, None
-    if kind == "xla":
-        xla.start()
-        if xla.host_count() > 1:
-            raise ValueError(f"use_tpu=True: {xla.host_count()} hosts share this TPU; {ONE_HOST}")
-        name, count = xla.device_name(), xla.device_count()
-        memory = (xla.memory_info() or {}).get("bytes_limit")
+        warnings.warn(
+            f"use_tpu=True, but {reason}: going on without a TPU. On Colab choose Runtime > Change runtime type > TPU.",
+            stacklevel=2,
+        )
+    processes = ranks.count()
+    if processes == 1:
+        processes = num_processes
+    if has_tpu and (processes > 1 or xla.host_count() > 1):
+        raise ValueError(
+            f"num_processes={processes}: one process drives all chips of one host, and more of either are not supported"
+        )
+    _announce_to_huggingface(has_tpu)
+    capability = None
+    if has_tpu:
+        kind, name, count = "xla", xla.device_name(), xla.device_count()
+        memory = xla.memory_info().get("bytes_limit")
     else:
         # Read at torch's first large CPU array: with small pages, page faults cost as much as the arithmetic, and a
         # language model's step on two cores took 1.5 times as long.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-        count = _processes(num_processes)
-        if count > 1:
-            reason += f"; {count} processes share a batch"
-        kind, name, memory, capability, why = _gpu_or_cpu()
-        reason += f"; {why}"
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic products; read at the first one
+        import psutil
+        import torch
+
+        gpus = torch.cuda.device_count()
+        reason += f"; torch sees {gpus} GPU(s)"
+        kind, name, count, memory = "cpu", hardware.cpu_name(), processes or 1, psutil.virtual_memory().total
+        if gpus:
+            if num_processes > gpus:
+                raise ValueError(f"num_processes={processes}: {reason}, one for a process; 0 takes them all")
+            kind, name, count = "cuda", torch.cuda.get_device_name(0), processes or gpus
+            capability = torch.cuda.get_device_capability(0)
+            _, memory = torch.cuda.mem_get_info(0)  # takes the card, and raises if another process has it for itself
     chosen, why = choose_precision(kind, name, capability, precision)
     return Runtime(
         kind=kind,
@@ -170,19 +174,6 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
     )
 
 
-def _gpu_or_cpu() -> tuple[str, str, int, tuple[int, int] | None, str]:
-    """Kind, name, memory in bytes and compute capability of what torch sees, and what it sees."""
-    import psutil
-    import torch
-
-    if not torch.cuda.is_available():
-        return "cpu", hardware.cpu_name(), psutil.virtual_memory().total, None, "torch sees no GPU"
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic products; read at the first one
-    _, memory = torch.cuda.mem_get_info(0)  # takes the card, and raises if another process has it for itself
-    name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
-    return "cuda", name, memory, capability, f"torch sees {torch.cuda.device_count()} GPU(s)"
-
-
 def get_device(use_tpu: bool = False):
     """The `torch.device` of `detect(use_tpu)`: XLA, CUDA or CPU, with a warning if there is no TPU."""
     return detect(use_tpu).device
@@ -190,30 +181,18 @@ def get_device(use_tpu: bool = False):
 
 def _announce_to_huggingface(use_xla: bool) -> None:
     """Tells transformers and accelerate, which otherwise use XLA wherever torch_xla can be imported."""
-    # The values that mean yes to transformers; its default is one of them.
-    used_xla = os.environ.get("USE_TORCH_XLA", "1").upper() in ("1", "ON", "YES", "TRUE", "AUTO")
-    if xla.installed() and "transformers" in sys.modules and used_xla != use_xla:
-        raise RuntimeError(
-            f"transformers was imported in this kernel {'for' if used_xla else 'without'} a TPU and cannot change over. Restart the kernel "
-            "(Runtime > Restart session), then run all cells with the new use_tpu."
-        )
+    if "transformers" in sys.modules:
+        from transformers.utils import is_torch_xla_available
+
+        if is_torch_xla_available() != use_xla:
+            raise RuntimeError(
+                f"transformers was imported in this kernel {'without' if use_xla else 'for'} a TPU and cannot change over. Restart the "
+                "kernel (Runtime > Restart session), then run all cells with the new use_tpu."
+            )
     os.environ["USE_TORCH_XLA"] = str(int(use_xla))
     # Progress widgets: no saved notebook can show them, and a headless kernel only warns about them.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     silence_chatter()
-
-
-def _processes(num_processes: int) -> int:
-    import torch
-
-    gpu_count = torch.cuda.device_count()
-    if ranks.count() > 1:
-        return ranks.count()
-    if gpu_count and num_processes > gpu_count:
-        raise ValueError(
-            f"num_processes={num_processes}: torch sees {gpu_count} GPU(s), one for a process; 0 takes them all"
-        )
-    return num_processes or max(1, gpu_count)
 
 
 # First words of warnings that a user of a notebook can do nothing about; all others stay.

@@ -196,6 +196,7 @@ import torch
 from helpers.machine import xla
 from helpers.graphmer.encoder import GraphMERForPreTraining
 from tests.graphmer.batches import ALL_TERMS, config, leafy_batch
+from tests.harness import counters
 
 device = xla.start()
 torch.manual_seed(0)
@@ -213,12 +214,12 @@ for seed in range(4):
     batch = leafy_batch(B=8, seed=seed)
     on_device = {name: xla.shard_batch(tensor.to(device)) for name, tensor in batch.items()}
     xla.sync()
-    before = xla.counters()
+    before = counters()
     on_xla.zero_grad()
     loss = on_xla(**on_device).loss
     loss.backward()
     xla.sync()
-    after = xla.counters()
+    after = counters()
     compiles.append(after["compiles"] - before["compiles"])
     moved.append(sum(after[count] - before[count] for count in ("host_transfers", "item_calls")))
     on_cpu.zero_grad()

@@ -86,6 +86,7 @@ import json
 import torch
 torch.set_num_threads(1)
 from helpers.machine import xla
+from tests.harness import counters
 from tests.legal.test_generation import prompts, tiny_lora, tiny_model, written
 
 device = xla.start()
@@ -93,9 +94,9 @@ answers = {}
 for make in (tiny_model, tiny_lora):
     model, asked = make().to(device), prompts()
     answers[make.__name__] = runs = {"cpu": written(make(), asked), "first": written(model, asked)}
-    before = xla.counters()
+    before = counters()
     runs["again"] = written(model, asked[::-1])
-    after = xla.counters()
+    after = counters()
     runs["counted"] = {name: after[name] - before[name] for name in ("compiles", "host_transfers", "item_calls")}
 print("ANSWERS " + json.dumps(answers, default=lambda one: [one.text, one.stopped]))
 """

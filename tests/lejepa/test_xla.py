@@ -29,6 +29,7 @@ import torch
 import torch_xla
 torch.set_num_threads(1)
 from helpers.machine import xla
+from tests.harness import counters
 from tests.lejepa.test_loss import INPUTS, K, SIGReg, batch, build, error, integral, lejepa, total, value_and_gradient
 
 device = xla.start()
@@ -60,7 +61,7 @@ def train(device):
                 for tensor in view.values():
                     xla.shard_batch(tensor)
             xla.sync()
-            before = xla.counters()
+            before = counters()
         optimizer.zero_grad()
         value = total(loss(features))
         value.backward()
@@ -68,7 +69,7 @@ def train(device):
         losses.append(value.detach())
         if on_xla:
             xla.sync()
-            after = xla.counters()
+            after = counters()
             compiles.append(after["compiles"] - before["compiles"])
             syncs.append(sum(after[name] - before[name] for name in ("host_transfers", "item_calls")))
     return [float(value) for value in losses], compiles, syncs
@@ -112,6 +113,7 @@ ENCODED = """
 import json, random
 from helpers.machine import runtime, xla
 from helpers.train.sentence_encoder import encode, load_sentence_encoder
+from tests.harness import counters
 machine = runtime.detect(True)
 draw = random.Random(0)
 texts = [" ".join(draw.choices(["tide", "harbour", "moon", "cliff"], k=draw.randint(1, 40))) for _ in range(150)]
@@ -119,9 +121,9 @@ model = load_sentence_encoder("sample", texts=texts, max_seq_length=48)
 on_cpu, seen = encode(model, texts), []
 model = model.to(machine.device)
 for count in (150, 150, 70):
-    before = xla.counters()
+    before = counters()
     difference = float(abs(encode(model, texts[:count]) - on_cpu[:count]).max())
-    after = xla.counters()
+    after = counters()
     seen.append([difference, *(after[name] - before[name] for name in ("compiles", "host_transfers", "item_calls"))])
 print("ANSWERS", json.dumps(seen))
 """
