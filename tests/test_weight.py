@@ -23,16 +23,16 @@ SLACK = 1.05
 # The budget of each part, which nobody raises, and its words when it was last made smaller: a part that is above its budget may not
 # grow, and a commit that makes it smaller lowers the second number. Pages are counted by their words outside of code.
 BUDGETS = {
-    "shared": (12_000, 12_850),
+    "shared": (12_000, 12_600),
     "plan": (1_000, 1_050),
     "reservoir": (5_200, 5_460),
     "lejepa": (4_900, 5_145),
     "legal": (4_900, 5_020),
     "tuning": (3_400, 3_570),
     "graphmer": (13_500, 14_100),
-    "helpers": (44_900, 47_070),
+    "helpers": (44_900, 46_400),
     "notebooks and tools": (11_000, 12_640),
-    "tests": (45_000, 48_920),
+    "tests": (45_000, 48_850),
     "benchmarks and docs": (15_000, 15_750),
     "pages": (14_000, 14_000),
 }

@@ -24,18 +24,12 @@ class Engine(TrainerCallback):
     """A CPU. `fed`: devices that this process gives batches to."""
 
     fed = 1
-    computing = contextlib.nullcontext
 
     def prepare(self, trained: nn.Module, transformer: nn.Module) -> None:
         """Prepares a model once, before training: `trained` holds all weights, `transformer` the attention."""
 
     def autocast(self, precision: str) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()
-
-    def loader(self, loader):
-        return loader
-
-    def reset_peak(self) -> None: ...
 
     def begin(self, optimizer, running_loss: torch.Tensor) -> None:
         """Is called before the first step, when weights and optimizer are loaded."""

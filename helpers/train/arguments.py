@@ -42,7 +42,7 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "prediction_loss_only": True,
         **overrides,
     }
-    # The trainer sets TF32 while it computes (`Engine.computing`); transformers would set it for good.
+    # The trainer sets TF32 while it computes (`CudaEngine`); transformers would set it for good.
     tf32 = fields.pop("tf32", runtime.has_tf32 or None)
     arguments = cls(**fields)
     arguments.tf32 = tf32

@@ -40,7 +40,6 @@ class Meter(TrainerCallback, ExportableState):
     def on_train_begin(self, args, state, control, **kwargs):
         vars(self).update(state.stateful_callbacks["Meter"]["attributes"], began=None)
         self.first_step = min(state.global_step + WARM_UP, state.max_steps - 1)
-        self.runtime.engine.reset_peak()
 
     def on_step_begin(self, args, state, control, **kwargs):
         if self.began is None and state.global_step >= self.first_step:

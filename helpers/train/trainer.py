@@ -102,7 +102,7 @@ class TrainerMixin(TrainerCallback):
         if ranks.count() > 1 and self.model_wrapped is self.model:
             # accelerate marks a model at its first evaluation. A marked one is never wrapped, and each process would train its own.
             self.model.__dict__.pop("_is_accelerate_prepared", None)
-        with self.stops.listening(), self.engine.computing(self.args.tf32):
+        with self.stops.listening():
             while True:
                 try:
                     output = self._train(resume_from_checkpoint, **kwargs)
@@ -177,15 +177,12 @@ class TrainerMixin(TrainerCallback):
         stack.enter_context(self.engine.autocast(self.plan.precision))
         return stack
 
-    def get_train_dataloader(self):
-        return self.engine.loader(super().get_train_dataloader())
-
     def get_eval_dataloader(self, eval_dataset=None):
         """The loader of all examples, the last ones too."""
         self.args.dataloader_drop_last = False
         loader = super().get_eval_dataloader(eval_dataset)
         self.args.dataloader_drop_last = True
-        return self.engine.loader(loader)
+        return loader
 
     # -- logging, evaluation, saving --
 
@@ -196,10 +193,6 @@ class TrainerMixin(TrainerCallback):
         if scaler and scaler.get_scale() < 1:
             self._stop_on_nonfinite("fp16 skips steps, and its loss scale is below 1: gradients overflow,")
         super().log(logs, start_time)
-
-    def evaluate(self, *args, **kwargs):
-        with self.engine.computing(self.args.tf32):
-            return super().evaluate(*args, **kwargs)
 
     def evaluation_loop(self, *args, **kwargs):
         output = super().evaluation_loop(*args, **kwargs)
