@@ -246,7 +246,7 @@ def fingerprint(folder: Path, step: int) -> dict[str, str]:
     """Digests of everything that training continues from after a step: weights, optimizer, schedule, loss scale."""
     from helpers.run import checkpoint
 
-    last = checkpoint.folder(folder, step)
+    last = folder / f"checkpoint-{step}"
     assert checkpoint.is_whole(last)
     files = [*last.rglob("*.safetensors"), last / "optimizer.pt", last / "scheduler.pt", *last.glob("scaler.pt")]
     return {str(file.relative_to(last)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}

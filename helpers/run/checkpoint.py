@@ -21,11 +21,6 @@ class CheckpointNotWritten(OSError):
     """A checkpoint could not be written; the older ones are untouched."""
 
 
-def folder(output_dir: Path | str, step: int | None) -> Path:
-    """Path of the checkpoint of an optimizer step."""
-    return Path(output_dir, f"checkpoint-{step}")
-
-
 def step_of(checkpoint: Path) -> int:
     """The optimizer step of a checkpoint folder."""
     return int(checkpoint.name.removeprefix("checkpoint-"))
@@ -71,7 +66,7 @@ def rotate(output_dir: Path | str, best: int | None) -> None:
     """Deletes all checkpoints but the newest whole ones, that of the step `best`, and the one that is being copied."""
     checkpoints = listed(output_dir)
     newest_whole = [*filter(is_whole, checkpoints)][:KEPT]
-    for checkpoint in {*checkpoints} - {*newest_whole, folder(output_dir, best)}:
+    for checkpoint in {*checkpoints} - {*newest_whole, Path(output_dir, f"checkpoint-{best}")}:
         if checkpoint == copied:
             say_once(
                 "ATTENTION: keep_in: a copy takes longer than the run until its next checkpoint: set save_steps or eval_steps higher"

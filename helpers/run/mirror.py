@@ -53,18 +53,20 @@ def copy_new(folder: Path, place: Path, changed: bool) -> None:
             with disk.replacing(target) as temporary:
                 shutil.copyfile(source, temporary)
 
-    shutil.copytree(folder, place, ignore=PASSED_OVER, copy_function=copy, dirs_exist_ok=True)
-    for source in _checkpoints(folder):
-        target = place / source.relative_to(folder)
-        if not checkpoint.is_whole(target):
-            checkpoint.copied = source  # is not rotated
-            if checkpoint.is_whole(source):
-                part = target.with_name(".part")
-                _remove(part)
-                _remove(target)
-                shutil.copytree(source, part)
-                part.rename(target)
-        checkpoint.copied = None
+    try:
+        shutil.copytree(folder, place, ignore=PASSED_OVER, copy_function=copy, dirs_exist_ok=True)
+    finally:  # one file that cannot be read keeps no checkpoint back
+        for source in _checkpoints(folder):
+            target = place / source.relative_to(folder)
+            if not checkpoint.is_whole(target):
+                checkpoint.copied = source  # is not rotated
+                if checkpoint.is_whole(source):
+                    part = target.with_name(".part")
+                    _remove(part)
+                    _remove(target)
+                    shutil.copytree(source, part)
+                    part.rename(target)
+            checkpoint.copied = None
 
 
 def _checkpoints(folder: Path):

@@ -97,8 +97,7 @@ class TrainerMixin(TrainerCallback):
             CheckpointNotWritten: a checkpoint could not be written (the first is written before the first step).
             RuntimeError: memory ran out with the smallest micro-batch.
         """
-        if ranks.is_main():
-            folder_lock.own(self.args.output_dir)
+        folder_lock.own(self.args.output_dir)
         if ranks.count() > 1 and self.model_wrapped is self.model:
             # accelerate marks a model at its first evaluation. A marked one is never wrapped, and each process would train its own.
             self.model.__dict__.pop("_is_accelerate_prepared", None)
@@ -114,7 +113,7 @@ class TrainerMixin(TrainerCallback):
                 # Outside `except`: the traceback would keep the failed step's tensors alive.
                 self._forget_failed_step()
                 resume_from_checkpoint = True
-            best = checkpoint.folder(self.args.output_dir, self.state.best_global_step)
+            best = Path(self.args.output_dir, f"checkpoint-{self.state.best_global_step}")
             if ranks.broadcast(checkpoint.is_whole(best)):
                 self._load_from_checkpoint(str(best))
                 self._say(f"loaded {best.name}, the best evaluation (loss {self.state.best_metric:.4f})")
@@ -205,7 +204,7 @@ class TrainerMixin(TrainerCallback):
 
     def _save_checkpoint(self, model, trial) -> None:
         self._require_finite()
-        folder = checkpoint.folder(self.args.output_dir, self.state.global_step)
+        folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
         try:
             if ranks.is_main():
                 shutil.rmtree(folder, ignore_errors=True)  # what a killed process left

@@ -18,14 +18,14 @@ FILES = {"model.bin": bytes(5_000), "optimizer.bin": bytes(9_000), "adapter/weig
 
 def write(output_dir: Path, *steps: int) -> None:
     for step in steps:
-        folder = checkpoint.folder(output_dir, step)
+        folder = output_dir / f"checkpoint-{step}"
         shutil.rmtree(folder, ignore_errors=True)
         harness.write(folder, FILES)
         checkpoint.seal(folder)
 
 
 def steps(output_dir: Path) -> list[int]:
-    return [checkpoint.step_of(path) for path in checkpoint.listed(output_dir)]
+    return [checkpoint.step_of(path) for path in checkpoint.listed(output_dir) if checkpoint.is_whole(path)]
 
 
 @pytest.mark.parametrize("harm", [remove, truncate])

@@ -17,6 +17,7 @@ from helpers.run import checkpoint, folder_lock, mirror
 from helpers.run.run_folder import RunFolder
 from tests import colab
 from tests.harness import write
+from tests.run.test_checkpoint import steps
 from tests.run.test_folder_lock import write_lease
 
 pytestmark = pytest.mark.once
@@ -43,14 +44,10 @@ def claim(machine: Path, place: Path | str, data: str = "blocks, sha256 1", **ch
     return run
 
 
-def train(run: RunFolder, *steps: int) -> None:
-    for step in steps:
+def train(run: RunFolder, *numbers: int) -> None:
+    for step in numbers:
         checkpoint.seal(write(run.path / f"checkpoint-{step}", {"weights": b"1"}))
         checkpoint.rotate(run.path, None)
-
-
-def steps(folder: Path) -> list[int]:
-    return [checkpoint.step_of(path) for path in checkpoint.listed(folder) if checkpoint.is_whole(path)]
 
 
 def test_whatever_a_drive_loses_a_new_machine_has_a_whole_run(tmp_path):

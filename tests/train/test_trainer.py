@@ -115,7 +115,7 @@ def test_a_run_stays_in_its_folder_and_evaluates_only_if_it_is_to(tmp_path):
 @pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth"])
 def test_no_pickle_of_a_checkpoint_is_run(name, tmp_path):
     main(str(tmp_path / "run"), DEFAULTS | TINY | {"steps": 2})
-    newest = checkpoint.folder(tmp_path / "run", 2)
+    newest = tmp_path / "run/checkpoint-2"
     torch.save({"state": payload(tmp_path)}, newest / name)
     (newest / checkpoint.SEAL).unlink()
     checkpoint.seal(newest)
