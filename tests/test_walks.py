@@ -1,4 +1,4 @@
-"""README.md followed to the letter with data of one's own, at small sizes: what it promises is there at the end."""
+"""README.md's demo followed to the letter with data of one's own, at small sizes: what it promises is there at the end."""
 
 import re
 import shutil
@@ -47,15 +47,3 @@ def test_the_demo_trains_on_own_data_and_says_where_results_are(tmp_path):
     assert results["eval"]["verdict"] and Path(results["data"]["source"]).name.startswith(data.name)
     with safe_open(Path(path).with_name("model") / "model.safetensors", "pt") as opened:
         assert opened.keys()
-
-
-def test_papermill_trains_on_own_data(tmp_path):
-    """README's command."""
-    stories(tmp_path)
-    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks", ignore=shutil.ignore_patterns("source", "__pycache__"))
-    (written,) = (line.split() for line in COMMANDS if line.startswith("papermill "))
-    sizes = RESERVOIR | {"data_source": written[-1], "num_texts": 0}
-    given = [word for name, value in sizes.items() for word in ("-p", name, value)]
-    harness.printed("-m", *written[:-3], *given, cwd=tmp_path)
-    results = harness.read_json(tmp_path / "outputs/tinystories_reservoir/results.json")
-    assert results["data"]["source"].endswith("stories.txt") and results["eval"] and (tmp_path / "out.ipynb").is_file()

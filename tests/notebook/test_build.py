@@ -1,14 +1,11 @@
 """tools/notebooks.py and the setup cell that it writes, run in processes and kernels of their own."""
 
 import ast
-import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
-from base64 import b85decode
-from bz2 import decompress
 from functools import cache
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
@@ -17,6 +14,7 @@ import nbformat
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from papermill import inspect_notebook
 
 from helpers.notebook.method import WRITTEN
 from tests.harness import ROOT, python
@@ -107,20 +105,7 @@ def test_check_passes_on_what_was_built_and_names_what_differs(tiny, tmp_path):
     ]
 
 
-# ---- the payload ----
-
-
-def setup_of(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    return next(cell for cell in notebook.cells if "setup" in cell.metadata.get("tags", []))
-
-
-def carried(notebook: nbformat.NotebookNode) -> dict[str, bytes]:
-    """Files of a notebook's payload."""
-    digest, payload = re.findall(r'^(?:SHA256 = |set_up\()"(.+)"\)?$', setup_of(notebook).source, re.MULTILINE)
-    packed = decompress(b85decode(payload))
-    assert digest == hashlib.sha256(packed).hexdigest()
-    files = (file.split(b"\n", 1) for file in packed.split(b"\0"))
-    return {name.decode(): content for name, content in files}
+# ---- what a notebook needs ----
 
 
 WHERE_NEEDED = {  # what the setup cell leaves out: each is asked for by what needs it, or comes with the runtime
@@ -145,66 +130,49 @@ NAMED = {"charset_normalizer": "charset-normalizer", "scipy": "scipy"}
 
 
 @cache
-def brought(names: tuple[str, ...]) -> set[str]:
-    """Distributions that come with these, themselves included."""
-    found, queue = set(), [canonicalize_name(name) for name in names]
-    while queue:
-        name = queue.pop()
-        if name not in found:
-            found.add(name)
-            asked = [Requirement(line) for line in (requires(name) or ())]
-            queue += [
-                canonicalize_name(each.name) for each in asked if not each.marker or each.marker.evaluate({"extra": ""})
-            ]
-    return found
+def brought(name: str) -> set[str]:
+    """Distributions that come with one, itself included."""
+    names = {canonicalize_name(name)}
+    for requirement in map(Requirement, requires(name) or ()):
+        if not requirement.marker or requirement.marker.evaluate({"extra": ""}):
+            names |= brought(requirement.name)
+    return names
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_the_setup_cell_installs_what_the_notebook_imports(source):
     """On a machine that has nothing: scikit-learn, say, is in no requirements file of ours, and comes with another package."""
     names = re.search(r"^# requirements: (.+)$", source.read_text(), re.MULTILINE)[1].split()
-    modules = packages_distributions()
+    installed = set().union(*map(brought, names))
     cells = [cell.source for cell in notebooks.twin_cells(source, "gpu") if cell.cell_type == "code"]
     cells = [cell.removeprefix(f"{WRITTEN}\n") for cell in cells]
-    carries = {
-        name: code.decode() for name, code in carried(notebooks.notebook(source, "gpu")).items() if name.endswith(".py")
-    }
-    for where, code in [*carries.items(), *((f"cell {n}", cell) for n, cell in enumerate(cells))]:
-        trees = [node for node in closure._running(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
-        absolute = [node for node in trees if not getattr(node, "level", 0)]
-        roots = {
-            name.partition(".")[0]
-            for node in absolute
-            for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
-        }
-        for root in roots & {*NAMED}:
-            assert NAMED[root] in names, f"{where} imports {root}: name {NAMED[root]} in the requirements line"
-        for root in roots - sys.stdlib_module_names - WHERE_NEEDED - {"helpers"}:
-            assert brought(tuple(names)) & {canonicalize_name(each) for each in modules[root]}, (
-                f"{where} imports {root}"
-            )
+    files = closure.reachable(cells, ROOT)
+    roots = set()
+    for code in [*cells, *(content for name, content in files.items() if name.endswith(".py"))]:
+        for node in closure._running(ast.parse(code)):
+            if isinstance(node, ast.Import):
+                roots |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                roots.add(node.module.partition(".")[0])
+    assert {NAMED[root] for root in roots & {*NAMED}} <= {*names}
+    modules = packages_distributions()
+    for root in roots - sys.stdlib_module_names - WHERE_NEEDED - {"helpers"}:
+        assert installed & {*map(canonicalize_name, modules[root])}, root
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_the_form_says_every_parameter_and_papermill_reads_its_default(source, tmp_path):
-    from papermill import inspect_notebook
-
     for twin, suffix in notebooks.SUFFIX.items():
-        path = tmp_path / f"{source.stem}{suffix}.ipynb"
-        nbformat.write(notebooks.notebook(source, twin), path)
-        cells = nbformat.read(path, 4).cells
-        cell = next(c for c in cells if "parameters" in c.metadata.get("tags", []))
-        assert notebooks.WHERE_OWN_DATA_ARE in cells[cells.index(cell) - 1].source
-        read = inspect_notebook(str(path))
-        lines = cell.source.splitlines()
-        assert len(lines) >= 2 * len(read)  # a description above each
-        for name, parameter in read.items():
-            (at,) = (
-                i for i, line in enumerate(lines) if line.startswith(f"{name}: {parameter['inferred_type_name']} = ")
-            )
-            assert lines[at - 1].startswith("# @markdown ") and "# @param " in lines[at]
-        assert read["use_tpu"]["default"] == str(twin == "tpu")
-        assert read["output_dir"]["default"] == json.dumps(f"outputs/{source.stem}{suffix}")
+        notebook, path = notebooks.notebook(source, twin), tmp_path / "notebook.ipynb"
+        nbformat.write(notebook, path)
+        [cell] = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+        assert notebooks.WHERE_OWN_DATA_ARE in notebook.cells[notebook.cells.index(cell) - 1].source
+        parameters = inspect_notebook(str(path))
+        for name, parameter in parameters.items():
+            line = rf"^# @markdown .+\n{name}: {re.escape(parameter['inferred_type_name'])} = .+# @param "
+            assert re.search(line, cell.source, re.MULTILINE)
+        assert parameters["use_tpu"]["default"] == str(twin == "tpu")
+        assert parameters["output_dir"]["default"] == json.dumps(f"outputs/{source.stem}{suffix}")
 
 
 # ---- the setup cell, run ----
@@ -214,30 +182,17 @@ class Machine:
     """An otherwise empty folder to run a setup cell in, with a temporary folder of its own."""
 
     def __init__(self, folder: Path, cell: str):
-        self.cwd, self.temp = folder / "empty", folder / "temp"
+        self.cwd, self.temp, self.cell = folder / "empty", folder / "temp", folder / "cell.txt"
         self.cwd.mkdir()
         self.temp.mkdir()
-        self.cell = folder / "cell.txt"
         self.cell.write_text(cell)
 
-    @property
-    def environment(self) -> dict[str, str]:
-        own = {"TMPDIR": str(self.temp), "HOME": str(self.temp)}
-        return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | own
-
-    def run(self, *lines: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    def run(self, *lines: str) -> subprocess.CompletedProcess:
         """Run a script in which `setup()` runs the cell, as plain exec does: with no `__name__`."""
         script = f"def setup():\n    exec(open({str(self.cell)!r}, encoding='utf-8').read(), {{}})\n"
-        return python("-c", script + "\n".join(lines), cwd=cwd or self.cwd, env=self.environment)
-
-    def printed(self, *lines: str, **options) -> list[str]:
-        """Lines that such a script printed. Fails the test with its messages if it fails."""
-        finished = self.run(*lines, **options)
-        assert finished.returncode == 0, finished.stderr
-        return finished.stdout.splitlines()
-
-    def unpacked(self) -> list[Path]:
-        return list(self.temp.glob("**/helpers-*"))
+        environment = os.environ | {"TMPDIR": str(self.temp), "HOME": str(self.temp)}
+        environment.pop("PYTHONPATH", None)
+        return python("-c", script + "\n".join(lines), cwd=self.cwd, env=environment)
 
 
 @pytest.fixture
@@ -255,7 +210,9 @@ before = helpers
 setup()
 assert before is sys.modules["helpers"], "the same cell again leaves everything as it is"
 """
-    first, *_, report = machine.printed("setup()", REPORT, f"import sys{compare}")
+    finished = machine.run("setup()", REPORT, f"import sys{compare}")
+    assert finished.returncode == 0, finished.stderr
+    first, *_, report = finished.stdout.splitlines()
     unpacked = Path(json.loads(report)[0]).parent
     assert unpacked.is_relative_to(machine.temp) and list(machine.cwd.iterdir()) == []
     assert re.fullmatch(rf"helpers \S+, payload [0-9a-f]{{12}}: the code .* is in {unpacked}", first)
@@ -271,4 +228,4 @@ def test_setup_cell_refuses_a_damaged_payload(machine, damage):
     finished = machine.run("setup()")
     assert finished.returncode == 1
     assert finished.stderr.splitlines()[-1].startswith("RuntimeError: The payload is damaged")
-    assert machine.unpacked() == []
+    assert not [*machine.temp.glob("**/helpers-*")]

@@ -117,9 +117,7 @@ def test_results_and_verdict_of_a_stopped_training_say_so(notebook, alone):
 WRONG = [
     ({"max_stepz": 3}, "max_stepz"),
     ({"resume": "false"}, "resume='false'"),
-    ({"max_steps": -1}, "max_steps=-1"),
     ({"data_source": "no/such/stories.txt"}, "data_source='no/such/stories.txt'"),
-    ({"units": 200}, "units=200"),
 ]
 
 

@@ -98,13 +98,7 @@ def by_the_formulas(train: np.ndarray, text: list[int], order: int) -> np.ndarra
 
 
 def sentences_of(train: np.ndarray) -> list[list[int]]:
-    found, sentence = [], []
-    for token in train.tolist():
-        sentence.append(token)
-        if token == END:
-            found.append(sentence)
-            sentence = []
-    return found
+    return [sentence.tolist() for sentence in np.split(train, np.flatnonzero(train == END) + 1)[:-1]]
 
 
 def _discounts(grams: Counter) -> list[float]:

@@ -191,12 +191,6 @@ def test_sampling_step_by_step_is_sampling_from_whole_texts():
     assert torch.equal(greedy, ids)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_the_logits_are_the_cpus():
-    ids = texts()
-    assert_close(made().cuda()(ids.cuda()).logits.cpu(), made()(ids).logits, atol=1e-4, rtol=1e-4)
-
-
 def test_no_tokens_are_refused_with_the_remedy():
     with pytest.raises(ValueError, match="input_ids: no tokens; a text begins after the token that ends texts"):
         made()(torch.zeros(1, 0, dtype=torch.long))
