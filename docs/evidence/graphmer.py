@@ -12,7 +12,8 @@ from helpers.show import tables
 from tools.pages import result, spread
 
 TUNED = f"tuned, {STEPS} steps of {BATCH}, batches of one package"  # the notebook's recipe
-NOTEBOOKS_PAIRS = 6_000
+SEARCH = "graphmer_code_search_cpu.json"
+KINDS = {"docstrings": "docstrings", "tests": "names of tests"}
 FORMER_SECONDS = 6.8  # of the former resolver on the standard library, at commit c8c9adc4
 
 STUDIES = {
@@ -26,22 +27,19 @@ STUDIES = {
 def beats() -> str:
     """Whether the answers and the search are better than the strongest simple method, in a few words."""
     pooled, _ = _pooled("report")
-    tuned = _tuned_difference()
-    return (
-        f"{tuned.answer} for the code search: {tuned.numbers()} reciprocal rank over MiniLM with BM25; who calls what needs no training "
-        f"(pyrefly's index: {_shares(pooled['index'])[0]} of the calls)"
-    )
+    parts = []
+    for kind, measured in result(SEARCH)["kinds"].items():
+        tuned = _difference(measured, f"{TUNED}, in `search`")
+        parts.append(
+            f"{tuned.answer} for a code search by {KINDS[kind]}: {tuned.numbers()} reciprocal rank over {measured['strongest']}"
+        )
+    return f"{'; '.join(parts)}; who calls what needs no training (pyrefly's index: {_shares(pooled['index'])[0]} of the calls)"
 
 
-def _tuned_difference() -> Difference:
-    """The tuned search over MiniLM with the same help, by docstrings."""
-    return _difference(result("graphmer_code_search_cpu.json")["rows"]["docstrings"], f"{TUNED}, in `search`")
-
-
-def _difference(rows: dict, name: str, base: str = "MiniLM, fused") -> Difference:
-    """The mean reciprocal rank of a row above that of another one."""
-    low, high = rows[name]["above"][base]["interval"]
-    return Difference.between(rows[name]["mrr_by_seed"], rows[base]["mrr_by_seed"], low, high)
+def _difference(kind: dict, name: str) -> Difference:
+    """Of a row and the strongest one without training."""
+    row, strongest = kind["rows"][name], kind["rows"][kind["strongest"]]
+    return Difference.between(row["mrr_by_seed"], strongest["mrr_by_seed"], *row["interval"])
 
 
 def former_studies() -> str:
@@ -58,38 +56,25 @@ def former_studies() -> str:
 
 def code_search() -> str:
     """Search in packages that no stage saw, by questions of two kinds."""
-    found = result("graphmer_code_search_cpu.json")
-    docstrings, tests = found["rows"]["docstrings"], found["rows"]["tests"]
-    count = Counter()
-    for name in found["test"]:
-        count.update({kind: found["packages"][name][kind] for kind in ("docstrings", "tests")})
-    table = tables.markdown(
-        [
-            {
-                "scorer": name,
-                f"MRR, {count['docstrings']:,} docstrings": spread(row["mrr_by_seed"]),
-                "above MiniLM, fused (95 %)": _above_fused(docstrings, name),
-                f"MRR, {count['tests']:,} names of tests": spread(tests[name]["mrr_by_seed"]),
-                "above MiniLM, fused (95 %) ": _above_fused(tests, name),
-            }
-            for name, row in docstrings.items()
-        ]
-    )
-    candidates = [found["packages"][name]["definitions"] for name in found["test"]]
-    as_there = "as in" if found["training_pairs"] <= NOTEBOOKS_PAIRS else f"where {NOTEBOOKS_PAIRS:,} are read in"
-    return (
-        f"{table}\n\n{len(found['test'])} packages, {min(candidates)} to {max(candidates)} definitions in each; "
-        f"{found['training_pairs']:,} training pairs, {as_there} the notebook."
-    )
+    found = result(SEARCH)
+    rows: dict[str, dict] = {}
+    for kind, measured in found["kinds"].items():
+        count = sum(found["packages"][name].get(kind, 0) for name in found["test"])
+        for name, row in measured["rows"].items():
+            cells = rows.setdefault(name, {"scorer": name})
+            cells[f"MRR, {count:,} {KINDS[kind]}"] = spread(row["mrr_by_seed"])
+            cells[f"above {measured['strongest']} (95 %)"] = _cell(measured, name)
+    return f"{tables.markdown([*rows.values()])}\n\n{len(found['test'])} packages; {found['training_pairs']:,} training pairs at most, as in the notebook."
 
 
-def _above_fused(rows: dict, name: str) -> str:
-    """By seed, or with an interval over items where there is no seed."""
-    if "MiniLM, fused" not in rows[name]["above"]:
+def _cell(kind: dict, name: str) -> str:
+    """Over packages alone where a row has no seeds."""
+    if name == kind["strongest"]:
         return ""
-    if len(rows[name]["mrr_by_seed"]) > 1:
-        return _difference(rows, name).text()
-    return _above({"above": rows[name]["above"]["MiniLM, fused"]})
+    difference = _difference(kind, name)
+    if len(difference.by_seed) > 1:
+        return difference.text()
+    return "{:+.3f} ({:+.3f} to {:+.3f})".format(difference.value, *difference.items)
 
 
 def _above(row: dict) -> str:
