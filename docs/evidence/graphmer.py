@@ -31,7 +31,8 @@ def beats() -> str:
     for kind, measured in result(SEARCH)["kinds"].items():
         tuned = _difference(measured, f"{TUNED}, in `search`")
         parts.append(
-            f"{tuned.answer} for a code search by {KINDS[kind]}: {tuned.numbers()} reciprocal rank over {measured['strongest']}"
+            f"{tuned.answer} for a code search by {KINDS[kind]}: {tuned.numbers()} reciprocal rank over "
+            + measured["strongest"].replace(", fused", " with BM25")
         )
     return f"{'; '.join(parts)}; who calls what needs no training (pyrefly's index: {_shares(pooled['index'])[0]} of the calls)"
 
