@@ -23,14 +23,14 @@ SLACK = 1.05
 # The budget of each part, which nobody raises, and its words when it was last made smaller: a part that is above its budget may not
 # grow, and a commit that makes it smaller lowers the second number. Pages are counted by their words outside of code.
 BUDGETS = {
-    "shared": (12_000, 12_600),
+    "shared": (12_000, 12_100),
     "plan": (1_000, 1_050),
     "reservoir": (5_200, 5_460),
     "lejepa": (4_900, 5_145),
     "legal": (4_900, 5_020),
     "tuning": (3_400, 3_570),
     "graphmer": (13_500, 14_100),
-    "helpers": (44_900, 46_400),
+    "helpers": (44_900, 46_320),
     "notebooks and tools": (11_000, 12_640),
     "tests": (45_000, 47_718),
     "benchmarks and docs": (15_000, 15_750),
