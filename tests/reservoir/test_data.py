@@ -114,12 +114,6 @@ def test_a_data_set_of_the_hub_is_known_by_its_id_and_revision(monkeypatch):
     assert (texts.name, texts.revision, texts.draw) == (name, revision, "50 texts, seed 0")
 
 
-def test_the_sample_holds_hundreds_of_different_stories_of_many_words():
-    assert len({*STORIES}) == len(STORIES) >= 200
-    assert len({word for story in STORIES for word in story.lower().split()}) > 1000
-    assert not any("{" in story or "  " in story for story in STORIES)
-
-
 def test_tokens_stand_for_all_bytes_of_any_text():
     texts = ["Zürich & Co. §5 = 100%", "木が一本あります。", f"it says {END_OF_TEXT} here"]
     tokenizer, reason = train_tokenizer(STORIES[:50] + texts)
