@@ -63,7 +63,7 @@ def test_a_folder_of_documents_is_enough_and_a_changed_one_is_refused(alone):
     _, results = run("lejepa_training", alone, asked)
     assert (results["data"]["kind"], results["data"]["documents"]) == ("headings", 60)
     (folder / "new.md").write_text("# A page that came later\nIts text is about zebras.")
-    assert "another run (data='documents" in refused("lejepa_training", alone, asked)
+    assert "another run (data=" in refused("lejepa_training", alone, asked)
 
 
 @pytest.mark.once
