@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from helpers.machine.attention import SDPA_ONE_DTYPE, checkpoint_activations, use_one_dtype
+from helpers.machine.attention import QUERY_PARTS, SDPA_ONE_DTYPE, checkpoint_activations, use_one_dtype
 
 from .models import tiny
 
@@ -49,6 +49,21 @@ def test_registered_attention_takes_what_stock_attention_refuses():
     causal = torch.full((10, 10), -torch.inf).triu(1)
     expected = ((query @ key.mT) / 8**0.5 + causal).softmax(-1) @ value.float()
     assert torch.allclose(output.float(), expected.transpose(1, 2), atol=3e-2)
+
+
+def test_queries_never_meet_a_key_after_the_end_of_their_part():
+    """A key and a value without numbers would be seen in the products, whatever the mask makes of them."""
+    module, mask = llama().model.layers[0].self_attn, torch.full((16, 16), torch.finfo(torch.float32).min).triu(1)
+    use_one_dtype(llama())
+    attend, step = ALL_ATTENTION_FUNCTIONS[SDPA_ONE_DTYPE], 16 // QUERY_PARTS
+    query, key, value = torch.randn(3, 2, 4, 16, 8)
+    key, value = key[:, :2], value[:, :2]  # of two heads each
+    whole, _ = sdpa_attention_forward(module, query, key, value, mask[None, None])
+    torch.testing.assert_close(attend(module, query, key, value, mask[None, None])[0], whole)
+    key[:, :, step:], value[:, :, step:] = torch.nan, torch.nan
+    parts, _ = attend(module, query, key, value, mask[None, None])
+    torch.testing.assert_close(parts[:, :step], whole[:, :step])
+    assert parts[:, step:].isnan().all()
 
 
 def test_saved_configuration_names_no_attention_that_others_lack(tmp_path):
