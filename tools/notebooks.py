@@ -163,8 +163,8 @@ def bundled(declaration: str, sources: Path, twin: str) -> dict[str, bytes]:
         built = notebook(sources / f"{name}.py", twin)
         built.cells = [cell for cell in built.cells if cell.cell_type == "code"]
         setup = next(cell for cell in built.cells if "setup" in _tags(cell))
-        code, _, packed_files = setup.source.partition('\nset_up("')
-        for file in bz2.decompress(base64.b85decode(packed_files.removesuffix('")'))).split(b"\0"):
+        code, _, packed_files = setup.source.partition('\nset_up(\n    "')
+        for file in bz2.decompress(base64.b85decode(packed_files.removesuffix('"\n)'))).split(b"\0"):
             path, _, content = file.partition(b"\n")
             files[path.decode()] = content
         # Its kernel finds helpers where the bundling notebook has unpacked it.
@@ -274,7 +274,7 @@ def setup_cell(
     header = [
         # With the space that `ruff format` wants; Colab reads `# @title` and `#@title` alike.
         '# @title Setup: unpack helpers, install what is missing {display-mode: "form"}',
-        f"# The last line holds {len(files)} files of this project's package helpers {version}: what the notebook can reach.",
+        f"# The line below the code holds {len(files)} files of this project's package helpers {version}: what the notebook can reach.",
         "# `pip install helpers` would install a stranger's.",
     ]
     constants = {
@@ -286,7 +286,7 @@ def setup_cell(
     for name, value in constants.items():
         code, times = re.subn(rf"(?m)^{name} = .*$", lambda _, line=f"{name} = {value}": line, code)
         assert times == 1, f"setup_cell.py must assign {name} once"
-    return "\n".join(header) + "\n" + code.strip().replace('set_up("")', f'set_up("{payload(files)}")')
+    return "\n".join(header) + "\n" + code.strip().replace('set_up("")', f'set_up(\n    "{payload(files)}"\n)')
 
 
 def requirement_lines(names: list[str], twin: str, where: str = "setup cell") -> list[str]:

@@ -221,7 +221,7 @@ assert before is sys.modules["helpers"], "the same cell again leaves everything 
 @pytest.mark.parametrize("damage", ["truncated", "other content"])
 def test_setup_cell_refuses_a_damaged_payload(machine, damage):
     cell = machine.cell.read_text()
-    good = re.search(r'^set_up\("(.+)"\)$', cell, re.MULTILINE).group(1)
+    good = re.search(r'^    "(.{1000,})"$', cell, re.MULTILINE).group(1)
     other = notebooks.payload({"helpers/__init__.py": b"stranger = True\n"})
     bad = good[: len(good) // 2] if damage == "truncated" else other
     machine.cell.write_text(cell.replace(good, bad))
