@@ -22,6 +22,7 @@ keep_in: str = ""
 prompt: str = "Once"
 ending: str = "good"
 hold: str = "file:hold"
+hold_when: str = "step"
 """
 RUN = f"""import json, os, pathlib, signal, sys, time
 sys.path.insert(0, {str(ROOT)!r})
@@ -42,14 +43,15 @@ if ending == "deaf":
 RESULTS = """train = {"loss_last": 0.5}
 if ending == "train":
     from tests import training_run
-    options = {"hold": hold.removeprefix("file:"), "max_hours": max_hours, "width": 16}
+    options = {"hold": hold.removeprefix("file:"), "hold_when": hold_when, "max_hours": max_hours, "width": 16}
     train = training_run.main(output_dir, training_run.DEFAULTS | options | {"learning_rate": 3e-3 / (1 + seed)})["train"]
 (folder / "results.json").write_text(json.dumps({"passed": {"seed": seed, "resume": resume}, "train": train, "run": {}}))
 """
 
 
-def write(path):
-    tagged = new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]})
+def write(path, **defaults):
+    code = PARAMETERS + "\n".join(f"{name} = {value!r}" for name, value in defaults.items())
+    tagged = new_code_cell(code, metadata={"tags": ["parameters"]})
     notebook = new_notebook(cells=[tagged, *map(new_code_cell, (RUN, RESULTS))])
     notebook.metadata.kernelspec = {"name": "python3", "language": "python", "display_name": "Python 3"}
     nbformat.write(notebook, path)

@@ -292,5 +292,3 @@ def test_below_seventy_percent_the_line_says_what_to_change(tmp_path):
     assert trainer.advice() == "This device does not report its utilisation."
     trainer.shares = [0.3, 0.5]
     assert "40%, below 70%: the device waited. Raise batch_size" in trainer.advice()
-    trainer.shares = [0.9]
-    assert "was busy" in trainer.advice()
