@@ -170,7 +170,7 @@ def bundled(declaration: str, sources: Path, twin: str) -> dict[str, bytes]:
         # Its kernel finds helpers where the bundling notebook has unpacked it.
         constants, _, _ = code.partition("\n\n\ndef ")
         constants = re.sub(r"(?m)^# .*\n?", "", constants)
-        said = "helpers.payload_sha256, helpers.shown = SHA256, SHOWN\nhelpers.began = time.monotonic()"
+        said = "helpers.payload_sha256, helpers.shown = SHA256, SHOWN\nhelpers.began, helpers.first_step_seconds = time.monotonic(), None"
         install = code.strip().rpartition("\n")[2].strip()
         setup.source = f"import time\n{constants}\nimport helpers\n\n{said}\n{install}"
         files[f"notebooks/{name}{SUFFIX[twin]}.ipynb"] = written(built)
