@@ -62,13 +62,15 @@ class RunFolder:
         if not keep_in and "COLAB_RELEASE_TAG" in os.environ:
             say("ATTENTION: this run is deleted with this runtime's disk: set keep_in='drive' to continue in a new one")
         data_source.kept_upload = next((self.path / UPLOADED).glob("*"), None)
+        recorded = disk.read_json(self.path / RUN_FILE) or {}
         if not _trained(self.path):
             say("output_dir: the run begins at step 0")
-            disk.write_json(self.path / RUN_FILE, self.definition)
+            recorded = {}
+        disk.write_json(self.path / RUN_FILE, self.definition | recorded)
 
     def _own(self, name: str, folder: Path) -> None:
         """Takes a folder, which the parameter `name` names, unless it holds another run."""
-        recorded = disk.read_json(folder / RUN_FILE) or {}
+        recorded = disk.read_json(folder / RUN_FILE) or self.definition  # which a Drive may have lost
         resume = {"resume": self.params.resume}
         _refuse(name, folder, recorded | {"resume": True}, self.definition | resume)
         folder_lock.own(folder, name)
