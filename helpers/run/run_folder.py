@@ -13,7 +13,7 @@ from helpers.notebook import method
 from helpers.parameters import Parameters, identity
 from helpers.show.tracking import hide_bars, say
 
-from . import checkpoint, disk, folder_lock, mirror, provenance
+from . import disk, folder_lock, mirror, provenance
 
 RESULTS_FILE, UPLOADED = "results.json", "uploaded"
 
@@ -71,7 +71,7 @@ class RunFolder:
     def _own(self, name: str, folder: Path) -> None:
         """Takes a folder, which the parameter `name` names, unless it holds another run."""
         recorded = disk.read_json(folder / RUN_FILE) or {}
-        if not recorded and checkpoint.newest(folder)[0]:  # a Drive has lost the file; what has no seal is not ours
+        if not recorded and name == "keep_in":  # a Drive may have lost it
             recorded = self.definition
         resume = {"resume": self.params.resume}
         _refuse(name, folder, recorded | {"resume": True}, self.definition | resume)

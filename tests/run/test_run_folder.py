@@ -12,7 +12,6 @@ import helpers
 from helpers.machine import runtime
 from helpers.notebook import method
 from helpers.parameters import Parameters
-from helpers.run.checkpoint import SEAL
 from helpers.run.run_folder import RunFolder
 from tests.harness import read_json
 from tests.run.test_checkpoint import write as add_checkpoints
@@ -44,7 +43,6 @@ def test_a_run_that_trained_is_kept_from_others_with_both_values(tmp_path):
     assert "another run (resume=True there, False here)" in refused(tmp_path, resume=False)
     assert tree(tmp_path) == before
     (tmp_path / "run.json").unlink()
-    next(tmp_path.glob(f"*/{SEAL}")).unlink()
     assert "seed=None there" in refused(tmp_path)
 
 
