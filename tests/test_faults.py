@@ -14,7 +14,10 @@ pytestmark = pytest.mark.once
 CELLS = (
     *(pytest.param(faults.Cell("helpers.batch", "step", how), marks=pytest.mark.slow) for how in faults.ENDS),
     faults.Cell("notebook kernel", "step", "SIGINT"),
-    pytest.param(faults.Cell("single fault", "", "two owners"), marks=pytest.mark.slow),
+    *(
+        pytest.param(faults.Cell("single fault", "", fault), marks=pytest.mark.slow)
+        for fault in ("two owners", "Drive loses the last minute")
+    ),
 )
 
 

@@ -31,8 +31,8 @@ BUDGETS = {
     "tuning": (3_400, 3_535),
     "graphmer": (13_500, 14_100),
     "helpers": (44_900, 46_400),
-    "notebooks and tools": (11_000, 12_640),
-    "tests": (45_000, 47_645),
+    "notebooks and tools": (11_000, 11_180),
+    "tests": (45_000, 47_250),
     "benchmarks and docs": (15_000, 15_590),
     "pages": (14_000, 14_000),
 }

@@ -1,7 +1,6 @@
 """Collections from files, folders and hub sets: what is searchable, what trains, and what chooses and tests."""
 
 import json
-import sys
 
 import pytest
 
@@ -188,19 +187,6 @@ def test_files_that_cannot_be_used_are_named_with_the_remedy(tmp_path, suffix, t
     with pytest.raises(ValueError, match=rf"a\.{suffix}") as caught:
         loaded(tmp_path, f"a.{suffix}", text)
     assert message in str(caught.value)
-
-
-def test_a_folder_names_every_file_that_was_not_read(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "docx", None)  # not installed
-    files = {f"{n}.md": f"# Head {n}\nBody {n}" for n in range(12)}
-    files |= {"faq.csv": "question,answer\nhow?,so\nwhy?,then", "empty.md": "", "heading.md": "# A heading alone"}
-    write(tmp_path, files | {"other.csv": "a,b\n1,2", "image.png": "x", "brief.docx": "x"})
-    collection = data.load(str(tmp_path))
-    assert len(collection.documents) == 12 + 1 + 2 and collection.kind == "past questions"
-    printed = capsys.readouterr().out
-    assert "passed over: {'.png': 1}" in printed and printed.count("not read: ") == 3
-    assert "not read: brief.docx cannot be read: " in printed
-    assert "not read: empty.md holds no text" in printed and "not read: other.csv: " in printed
 
 
 # ---- formats
