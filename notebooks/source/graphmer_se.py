@@ -47,7 +47,7 @@
 # ## Your settings
 #
 # `data_source` is a folder of Python sources and notebooks, or `"sample"`: this Python's standard library. {own data} `query` is a name whose users you
-# want to see, `question` a search in words. 0 = choose for me. Every setting is checked before anything slow starts.
+# want to see, `question` a search in words. 0 = choose for me.
 
 # %% tags=["parameters"]
 # parameters: helpers.graphmer.parameters.GraphParameters
@@ -245,7 +245,7 @@ else:
 # ## Its data and its plan
 #
 # Whole packages are held out; where there are too few, modules or definitions are. The validation triples choose the checkpoint. Below is one
-# sequence: the beginning of its code, and the triples that hang there. The plan says what will run, and why.
+# sequence: the beginning of its code, and the triples that hang there.
 
 # %%
 run.use_method()

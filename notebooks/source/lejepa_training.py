@@ -16,8 +16,7 @@
 #   from them, and the search finds them, too.
 # - **A folder of documents** (`.md`, `.txt`, `.rst`, `.html`, `.pdf`, `.docx`): the model learns which heading belongs to which text.
 #
-# Some questions are for the test alone: a verdict says whether the search beats the strongest simple method. Where training makes it worse, the stock
-# model stays.
+# Some questions are for the test alone: a verdict says whether the search beats the strongest simple method.
 #
 # {picture: nDCG@10 of the stock model, of BM25 and of the whole search}
 #
@@ -39,8 +38,7 @@
 #   from them, and the search finds them, too.
 # - **A folder of documents** (`.md`, `.txt`, `.rst`, `.html`, `.pdf`, `.docx`): the model learns which heading belongs to which text.
 #
-# Some questions are for the test alone: a verdict says whether the search beats the strongest simple method. Where training makes it worse, the stock
-# model stays.
+# Some questions are for the test alone: a verdict says whether the search beats the strongest simple method.
 #
 # {picture: nDCG@10 of the stock model, of BM25 and of the whole search}
 #
@@ -57,8 +55,7 @@
 # ## Your settings
 #
 # {own data} A table (`.csv`, `.tsv`, `.jsonl`, `.parquet`) has `question` and `answer` (or `anchor` and `positive`), `text` and `category`, or `text` alone. A
-# folder may hold documents and tables. 0 = choose for me. Every setting is checked before anything is downloaded. Never paste API keys here: put
-# `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# folder may hold documents and tables. 0 = choose for me. Never paste API keys here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.lejepa.parameters.EmbeddingParameters
@@ -86,7 +83,7 @@ print(f"output     {run.path}")
 # ## Data
 #
 # Documents are divided into passages of at most as many tokens as the model reads, so nothing is cut off. The questions are divided into training, dev
-# (they choose the settings of the search) and test. Files that could not be read are listed with the reason.
+# (they choose the settings of the search) and test.
 
 # %%
 from helpers.lejepa import data, sample
@@ -180,9 +177,8 @@ for judge in judges:
     measured[judge] = {STOCK: judge.measure(questions_QK, stock_NK)}
     rivals[judge] = {}
     answers = [passage.document for passage in judge.passages]
-    if (
-        2 < len({*answers}) <= min(2000, len(answers) / 3)
-    ):  # several past questions for an answer; beyond 2,000 it takes minutes
+    # Several past questions for an answer; beyond 2,000 answers it takes minutes.
+    if 2 < len({*answers}) <= min(2000, len(answers) / 3):
         regression = LogisticRegression(C=10, max_iter=300).fit(unit(stock_NK), answers)
         scores_QD = regression.decision_function(unit(questions_QK))
         rivals[judge][CLASSIFIER] = judge.ndcg(scores_QD[:, np.searchsorted(regression.classes_, answers)])
@@ -197,7 +193,7 @@ if dev in measured:
 # ## Plan, and training
 #
 # LeJEPA starts from the stock model and puts a linear head behind it, which begins as the principal axes of the embeddings: at the start both rank alike.
-# The plan says what will run, and why. No answer is twice in a batch, since it would be its own negative.
+# No answer is twice in a batch, since it would be its own negative.
 
 # %%
 import dataclasses
@@ -260,7 +256,7 @@ print(f"kept: {choice.model}, searched by {choice.mixes[choice.model]} ({choice.
 # ## Save
 #
 # `model/` is the model that LeJEPA trained. `search/` has all that the search needs: its model, a FAISS index, a BM25 index, the passages, the weights and
-# `search.py`, which works without this package. All past questions are in it.
+# `search.py`, which works without this package.
 
 # %%
 from sentence_transformers import SentenceTransformer

@@ -208,10 +208,9 @@ print(f"(after {used:.0f} s of processor time since the start)")
 # %% [markdown]
 # ## Is it any good?
 #
-# Two rivals cost nothing: counting alone, and a compressor (`lzma`, which is `xz -9e`) that has read the same training texts. All three
-# predict the test texts, which were not used for tuning. The interval says how much the difference to counting would vary with other test
-# texts of the same kind. A trained recurrent network (a GRU) in the place of the random one is better from five minutes of one core on, and
-# on some texts already after one: [measurements](../docs/reservoir.md).
+# Two rivals cost nothing: counting alone, and a compressor (`lzma`, which is `xz -9e`) that has read the same training texts. The interval says how
+# much the difference to counting would vary with other test texts of the same kind. A trained recurrent network (a GRU) in the place of the random
+# one is better from five minutes of one core on, and on some texts as good after one: [measurements](../docs/reservoir.md).
 
 # %%
 from helpers.reservoir import evaluation
@@ -241,7 +240,6 @@ print(verdict)
 # ## Take it with you
 #
 # The folder contains the weights, the counts, the tokenizer and the method's file. It is loaded again and must write the same text.
-# `results.json` beside it has every figure of this run.
 
 # %%
 from transformers import AutoModelForCausalLM
