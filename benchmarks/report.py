@@ -56,9 +56,9 @@ def kept(file: Path, make: Callable[[], Any]) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def load_average() -> float | None:
+def load_average() -> float:
     """Processes that want a CPU, over the last minute: above `threads`, others were running."""
-    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+    return round(os.getloadavg()[0], 2)
 
 
 def commit() -> str | None:

@@ -2,7 +2,6 @@
 
 import statistics
 
-import numpy as np
 from evidence import declarations
 from evidence.seeds import Difference
 
@@ -49,7 +48,6 @@ def comparison() -> str:
                     "xz": f"{data['xz']:.3f}",
                     "% fewer bits than counting": _below_counting(row, counting).text(1, 100),
                     "reservoir: % fewer bits than this model": against,
-                    "steps": f"{np.mean(row['steps']):.0f}",
                     "seeds": len(row["seed"]),
                 }
             )
