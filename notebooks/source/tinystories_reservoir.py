@@ -40,17 +40,14 @@
 # 0 = choose for me. {own data} In a `.txt` the texts are separated by `<|endoftext|>`; without it by blank lines; without those each line is a
 # text. A table has a column `text`; in a folder each `.txt` or `.md` file is a text. Never paste API keys here: put
 # `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+#
+# Some texts are set aside: **dev** chooses the best checkpoint, **test** is used once, at the end. No text is in two of the three parts.
 
 # %% tags=["parameters"]
 # parameters: helpers.reservoir.parameters.ReservoirParameters
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock charset-normalizer wandb matplotlib
-
-# %% [markdown]
-# ## Your text
-#
-# Some texts are set aside: **dev** chooses the best checkpoint, **test** is used once, at the end. No text is in two of the three parts.
 
 # %%
 import time
