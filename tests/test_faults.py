@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import namespaces
 from tools import faults
 
 pytestmark = pytest.mark.once
@@ -23,6 +24,8 @@ CELLS = (
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(cell[:3]))
 def test_a_disturbed_run_ends_as_an_undisturbed_one(cell, tmp_path, monkeypatch):
+    if "Drive" in cell.how:
+        namespaces("--mount")  # in which Colab's mount point is made; this needs root
     monkeypatch.setattr(faults, "PYTHONS", {"cpu": Path(sys.executable)})
     assert faults.outcome(cell, tmp_path / "work")["outcome"] == "identical"
 
