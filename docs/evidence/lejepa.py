@@ -14,7 +14,7 @@ from tools.pages import result, spread
 
 FILE = "lejepa_search_cpu.json"
 TRAINED, UNTRAINED = "LeJEPA with BM25", "MiniLM with BM25"
-NAMES = {"man-fr": "French"}
+NAMES = {"man-fr": "French", "man-es": "Spanish"}
 
 
 def _rows(name: str) -> dict[str, dict]:
@@ -46,9 +46,9 @@ def _difference(name: str, row: str = TRAINED) -> Difference:
     return Difference.between(_means(name, row), _means(name, rival), items.low, items.high)
 
 
-def _former(name: str) -> str:
-    """Of a collection whose results are of an earlier version and have no ranks of every question."""
-    rows = _rows(name)
+def _past_questions() -> str:
+    """Of banking77, whose results are of an earlier version and have no ranks of every question."""
+    rows = _rows("banking77")
     (stock,) = rows["search, chosen weights"]["test"]
     return ", ".join(f"{trained - stock:+.3f}" for trained in rows["LeJEPA, chosen weights"]["test"])
 
@@ -90,8 +90,8 @@ def headline() -> str:
         parts.append(f"{language} pages: **{_difference(name).text()}** nDCG@10 over {_rival(name)}.")
     return (
         f"A search was trained on the titles of 250 manual pages, and asked for others. {' '.join(parts)}\n\n"
-        "An earlier version with three seeds, beside the same search without training: Spanish pages "
-        f"{_former('man-es')}; English, with ten past questions for each of 77 answers, {_former('banking77')}: not shown."
+        "In English, with ten past questions for each of 77 answers, an earlier version with three seeds differed by "
+        f"{_past_questions()} from the same search without training: not shown."
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from evidence.seeds import ENOUGH, Difference
+from evidence.seeds import Difference
 
 from helpers.show.intervals import Interval
 
@@ -34,11 +34,8 @@ def seeds(method: str, shares: Sequence[float], ours: bool = False) -> Dot:
 
 
 def difference(method: str, values: Difference, ours: bool = False) -> Dot:
-    """The dot of a difference: with its interval, or from the lowest to the highest of fewer than five seeds."""
-    low, high = values.interval
-    if len(values.by_seed) < ENOUGH:
-        low, high = min(values.by_seed), max(values.by_seed)
-    return Dot(method, values.value, low, high, ours)
+    """The dot of a difference with its interval."""
+    return Dot(method, values.value, *values.interval, ours)
 
 
 def dots(name: str, title: str, unit: str, rows: list[Dot], digits: int = 1) -> None:

@@ -41,9 +41,7 @@ class Difference:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The wider one; that over items with fewer than five seeds."""
-        if len(self.by_seed) < ENOUGH:
-            return self.items
+        """The wider one."""
         return max(self.items, self.of_seeds, key=lambda ends: ends[1] - ends[0])
 
     @property
@@ -59,10 +57,7 @@ class Difference:
     @property
     def answer(self) -> str:
         """To the question whether it is better."""
-        answers = {"better": "yes", "worse": "no", "not shown": "not shown"}
-        if len(self.by_seed) < ENOUGH:
-            return f"not shown with {len(self.by_seed)} seeds"
-        return answers[self.outcome]
+        return {"better": "yes", "worse": "no"}.get(self.outcome, "not shown")
 
     def numbers(self, digits: int = 3, scale: float = 1) -> str:
         """The value with its interval; with fewer than five seeds the number of each."""

@@ -106,17 +106,18 @@ def load(
     if not training:
         held_out = _owners(parts["dev"] + parts["test"])
         training = from_passages(passage for passage in passages if passage.document not in held_out)
+    draw.shuffle(training)
+    training = training[: num_samples or None]
     if len(training) < LEAST_BATCH:
         raise ValueError(
-            f"{place.source}: {len(training)} different texts to train on; at least {LEAST_BATCH} are needed. Add documents"
+            f"{place.source}: {len(training)} texts to train on; at least {LEAST_BATCH} are needed. Add documents, or set num_samples=0"
         )
-    draw.shuffle(training)
     digested = json.dumps([passages, questions], default=sorted)
     return Collection(
         kind=kind,
         split=split,
         passages=passages,
-        training=training[: num_samples or None],
+        training=training,
         **parts,
         name=place.name,
         revision=REVISIONS.get(place.value),

@@ -73,6 +73,7 @@ machine = runtime.detect(params.use_tpu, configuration.run.mixed_precision)
 run = RunFolder.claim("graphmer_se", params)
 place = locate(params.data_source)  # a run that goes on has its uploaded file
 data_source = str(place.path or place.value)
+options = {"report_to": params.report_to, "max_hours": params.max_hours}
 print(machine, f"output: {run.path}", sep="\n")
 
 # %% [markdown]
@@ -144,7 +145,6 @@ start = {split: search_training.rank_questions(encoder, getattr(parts, split)) f
 batches = in_batches(parts.training, batch_size=search_plan.batch_size, steps=search_plan.max_steps, seed=params.seed)
 dev = in_batches(parts.dev, batch_size=search_plan.batch_size, steps=4, seed=params.seed)
 loss = MultipleNegativesRankingLoss(encoder)
-options = {"report_to": params.report_to, "max_hours": params.max_hours}
 search_trainer = search_training.new_search_trainer(
     encoder, batches, dev, loss, search_plan, machine, run.path / "search", seed=params.seed, **options
 )
