@@ -219,7 +219,7 @@ def probe(model, template, splits) -> list[str]:
 
 
 def study(task: str, rows: list[dict], model: Path, folder: Path) -> dict:
-    """Scores of one task; the probe and answers alone for labels."""
+    """Scores of one task; answers alone where they are labels."""
     machine, runs = runtime.detect(False, "fp32"), {}
     for form in ("chains", "answers")[: 1 + (task == "jurisdiction")]:
         records, runs[form] = loaded(task, form, rows, folder), []
@@ -229,9 +229,9 @@ def study(task: str, rows: list[dict], model: Path, folder: Path) -> dict:
             runs[form].append(report.kept(folder / f"{name}.json", partial(train, *arguments)))
     asked = records.splits["test"]
     systems = {name: [answers] for name, answers in evaluation.baselines(records, asked).items()}
+    with machine.engine.autocast(machine.precision):
+        systems[PROBE] = [probe(*start(model, machine), records.splits)]
     if "answers" in runs:
-        with machine.engine.autocast(machine.precision):
-            systems[PROBE] = [probe(*start(model, machine), records.splits)]
         systems[ALONE] = [run["answers"] for run in runs["answers"]]
     systems[evaluation.TRAINED] = [run["answers"] for run in runs["chains"]]
     right = {}
@@ -258,7 +258,8 @@ def main() -> None:
     generator = random.Random(0)
     tasks = {"jurisdiction": jurisdiction(arguments.data), "inheritance": [inheritance(generator) for _ in range(480)]}
     studies = {task: study(task, rows, model, folder) for task, rows in tasks.items()}
-    report.write(RESULTS, machine, rank=LegalParameters.defaults().lora_rank, studies=studies)
+    about = {"rank": LegalParameters.defaults().lora_rank, "records": SPLITS["train"].stop}
+    report.write(RESULTS, machine, **about, studies=studies)
 
 
 if __name__ == "__main__":

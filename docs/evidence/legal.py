@@ -1,16 +1,17 @@
-"""What was measured of legal fine-tuning: reasoning that carries the answer, beside counting words and labels alone."""
+"""What was measured of legal fine-tuning: reasoning that carries the answer, beside a linear probe, words and answers alone."""
 
 from evidence import declarations, pictures
 from evidence.seeds import Difference
 
-from helpers.legal.evaluation import WORDS
-from helpers.legal.parameters import STEPS, LegalParameters
+from helpers.legal.evaluation import TRAINED
+from helpers.legal.parameters import LegalParameters
 from helpers.show import tables
 from helpers.show.intervals import wilson
 from tools.pages import result
 
 FILE, FORMER = "legal_cpu.json", "legal_former_studies.json"
-ALONE, PROBE = "trained on labels alone", "linear probe on the frozen model"
+ALONE = "trained on answers alone"
+TASKS = {"jurisdiction": "Diversity jurisdiction", "inheritance": "Who inherits"}
 TITLES = {
     "overruling": ("whether a sentence overrules a case", "accuracy"),
     "unfair_tos": ("which kind of unfair term a clause is", "macro_f1"),
@@ -22,95 +23,96 @@ def _shares(values: list[float]) -> str:
     return ", ".join(f"{100 * value:.1f}" for value in values)
 
 
-def _studies() -> dict[int, dict]:
-    """Training records -> what was measured after as many; the most come first."""
-    studies = result(FILE)["studies"]
-    return {int(count): study for count, study in studies.items() if study["right"]["labels"]}
+def _study(task: str) -> dict:
+    return result(FILE)["studies"][task]
 
 
-def _less(study: dict, system: str) -> Difference:
+def _simple(task: str) -> dict[str, float]:
+    """The share of right answers of each system that trains no language model."""
+    systems = _study(task)["scores"]["systems"]
+    return {name: system["value"] for name, system in systems.items() if name not in (TRAINED, ALONE)}
+
+
+def _strongest(task: str) -> tuple[str, float]:
+    return max(_simple(task).items(), key=lambda item: item[1])
+
+
+def _less(task: str, system: str) -> Difference:
     """The right answers of the trained model less those of another system, by seed."""
+    study = _study(task)
     items = study["scores"]["trained less"][system]
-    rival = study["right"]["labels"] if system == ALONE else [study["scores"]["systems"][system]["value"]]
+    rival = study["right"]["answers"] if system == ALONE else [_simple(task)[system]]
     return Difference.between(study["right"]["chains"], rival, items["low"], items["high"])
 
 
 def headline() -> str:
-    """The model that was trained with its reasoning, beside the strongest simple method and the same model on answers alone."""
-    fewer, most = (study for _, study in sorted(_studies().items()))
-    counts, questions = sorted(_studies()), most["scores"]["questions"]
-    probe, words = (100 * most["scores"]["systems"][name]["value"] for name in (PROBE, WORDS))
-    return (
-        f"SmolLM2-135M, fine-tuned on {counts[1]} records with their reasoning, answers **{_shares(most['right']['chains'])} %** of {questions} unseen "
-        f"questions rightly (three seeds), after {counts[0]} records {_shares(fewer['right']['chains'])} %. The strongest simple method, a linear probe on "
-        f"the frozen model, has {probe:.1f} %, and counting words {words:.1f} %. The difference to the probe is {_less(most, PROBE).text(1, 100)} points. "
-        f"A written rule of three lines answers every question. These runs had {most['passes']['chains']} and {fewer['passes']['chains']} passes; by "
-        f"default the notebook trains at least {STEPS} steps."
-    )
+    """The model that was trained with its reasoning, beside the strongest simple method."""
+    parts = [
+        f"SmolLM2-135M was fine-tuned on {result(FILE)['records']} records with their reasoning, by the notebook's recipe. Of "
+        f"{_study('jurisdiction')['scores']['questions']} unseen questions it answers rightly, by seed:\n"
+    ]
+    for task, title in TASKS.items():
+        strongest, share = _strongest(task)
+        parts.append(
+            f"- {title}: **{_shares(_study(task)['right']['chains'])} %**. The strongest simple method, {strongest}: {100 * share:.1f} %. Difference "
+            f"{_less(task, strongest).text(1, 100)} points."
+        )
+    return "\n".join(parts)
 
 
 def draw() -> None:
     """Right answers of the methods that the headline compares."""
-    rows = []
-    for count, study in sorted(_studies().items()):
-        scores = study["scores"]
-        for title, system in (("counting words", WORDS), ("linear probe on the frozen model", PROBE)):
-            if system in scores["systems"]:
-                share = wilson(scores["systems"][system]["value"], scores["questions"])
-                rows.append(pictures.percent(f"{title}, {count} records", share))
-        for title, kind in (("trained on answers alone", "labels"), ("trained with reasoning", "chains")):
-            rows.append(pictures.seeds(f"{title}, {count} records", study["right"][kind], kind == "chains"))
-    unit = "right answers, % (line: 95 % interval, or lowest to highest of three seeds)"
-    pictures.dots("legal_reasoning", "Diversity jurisdiction: 200 unseen questions", unit, rows)
+    rows, kinds = [], {"answers": "trained on answers alone", "chains": "trained with reasoning"}
+    for task, title in TASKS.items():
+        study, (strongest, share) = _study(task), _strongest(task)
+        rows.append(pictures.percent(f"{title}: {strongest}", wilson(share, study["scores"]["questions"])))
+        for kind in sorted(study["right"]):
+            rows.append(pictures.seeds(f"{title}: {kinds[kind]}", study["right"][kind], kind == "chains"))
+    unit = "right answers, % (95 % interval, or range of seeds)"
+    pictures.dots("legal_reasoning", "Unseen questions after few records", unit, rows)
 
 
 def beats() -> str:
     """Whether fine-tuning is better than the strongest simple method, in a few words."""
-    most = _studies()[max(_studies())]
-    less = _less(most, PROBE)
-    return f"{less.answer}: {less.numbers(1, 100)} points over a linear probe on the frozen model; no where words give the label away"
+    strongest, _ = _strongest("jurisdiction")
+    less = _less("jurisdiction", strongest)
+    return f"{less.answer} with {result(FILE)['records']} records: {less.numbers(1, 100)} points over a {strongest}; no where words give the label away"
 
 
 def steps() -> str:
-    """A row a number of training records: words, labels alone and chains, by seed."""
+    """A row a task: words, answers alone and reasoning, by seed."""
     rows = []
-    for count, study in sorted(_studies().items()):
-        scores, passes = study["scores"], study["passes"]
+    for task, title in TASKS.items():
+        study, alone = _study(task), {}
+        if "answers" in study["right"]:
+            alone["answers alone, % by seed"] = _shares(study["right"]["answers"])
+            alone["reasoning less answers alone, points"] = _less(task, ALONE).text(1, 100)
         rows.append(
             {
-                "training records": count,
-                "passes, chains / labels": f"{passes['chains']} / {passes['labels']}",
-                "counting words, %": f"{100 * scores['systems'][WORDS]['value']:.1f}",
-                "labels alone, % by seed": _shares(study["right"]["labels"]),
-                "with chains, % by seed": _shares(study["right"]["chains"]),
-                "chains minus labels, points": _less(study, ALONE).text(1, 100),
+                "task": title,
+                "simple methods, %": "; ".join(f"{name} {100 * share:.1f}" for name, share in _simple(task).items()),
+                "with reasoning, % by seed": _shares(study["right"]["chains"]),
                 "every step right, % by seed": _shares(study["every step right"]),
             }
+            | alone
         )
-    sizes, recipe = result(FILE)["sizes"], result(FILE)["recipe"]
+    study = _study("jurisdiction")
     return (
-        f"{tables.markdown(rows)}\n\nThe pass is chosen on {sizes['validation']} records; the test has {sizes['test']} questions. LoRA of rank {recipe['rank']}, "
-        f"learning rate {recipe['rate']}. A record with its chain has about twice the tokens of one with its label alone."
+        f"{tables.markdown(rows)}\n\nThe notebook's recipe: LoRA of rank {result(FILE)['rank']}, learning rate {study['rate']:.0e}, "
+        f"{study['passes']['chains']} passes; 40 records choose the checkpoint. "
+        "A record with its reasoning has about twice the tokens of one with its answer alone."
     )
-
-
-def _former() -> dict[str, dict]:
-    """For each task of a former study the difference to the best method that counts words."""
-    differences = {}
-    for task, (_, measure) in TITLES.items():
-        study = result(FORMER)["tasks"][task]
-        words = [name for name in study["systems"] if name.startswith("words")]
-        best = max(words, key=lambda name, study=study, measure=measure: study["systems"][name][measure]["value"])
-        differences[task] = study["trained less"][best][measure]
-    return differences
 
 
 def former() -> str:
     """Three tasks whose label the words of a text carry, of a former study."""
     parts = []
-    for task, less in _former().items():
-        title, measure = TITLES[task]
-        parts.append(f"{title} ({measure.replace('_', ' ')}) {100 * less['value']:+.1f}")
+    for task, (title, measure) in TITLES.items():
+        study = result(FORMER)["tasks"][task]
+        words = [name for name in study["systems"] if name.startswith("words")]
+        best = max(words, key=lambda name, study=study, measure=measure: study["systems"][name][measure]["value"])
+        less = study["trained less"][best][measure]["value"]
+        parts.append(f"{title} ({measure.replace('_', ' ')}) {100 * less:+.1f}")
     return (
         "In three tasks of an earlier study single words reveal the label. There fine-tuning, less the best method that counts words, gave in points: "
         f"{'; '.join(parts)}. The first has three seeds, the others one."
