@@ -258,8 +258,8 @@ def main() -> None:
     generator = random.Random(0)
     tasks = {"jurisdiction": jurisdiction(arguments.data), "inheritance": [inheritance(generator) for _ in range(480)]}
     studies = {task: study(task, rows, model, folder) for task, rows in tasks.items()}
-    about = {"rank": LegalParameters.defaults().lora_rank, "records": SPLITS["train"].stop}
-    report.write(RESULTS, machine, **about, studies=studies)
+    sizes = {name: len(range(480)[part]) for name, part in SPLITS.items()}
+    report.write(RESULTS, machine, rank=LegalParameters.defaults().lora_rank, sizes=sizes, studies=studies)
 
 
 if __name__ == "__main__":

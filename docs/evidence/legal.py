@@ -48,7 +48,7 @@ def _less(task: str, system: str) -> Difference:
 def headline() -> str:
     """The model that was trained with its reasoning, beside the strongest simple method."""
     parts = [
-        f"SmolLM2-135M was fine-tuned on {result(FILE)['records']} records with their reasoning, by the notebook's recipe. Of "
+        f"SmolLM2-135M was fine-tuned on {result(FILE)['sizes']['train']} records with their reasoning, by the notebook's recipe. Of "
         f"{_study('jurisdiction')['scores']['questions']} unseen questions it answers rightly, by seed:\n"
     ]
     for task, title in TASKS.items():
@@ -76,7 +76,7 @@ def beats() -> str:
     """Whether fine-tuning is better than the strongest simple method, in a few words."""
     strongest, _ = _strongest("jurisdiction")
     less = _less("jurisdiction", strongest)
-    return f"{less.answer} with {result(FILE)['records']} records: {less.numbers(1, 100)} points over a {strongest}; no where words give the label away"
+    return f"{less.answer} with {result(FILE)['sizes']['train']} records: {less.numbers(1, 100)} points over a {strongest}; no where words give the label away"
 
 
 def steps() -> str:
@@ -99,8 +99,7 @@ def steps() -> str:
     study = _study("jurisdiction")
     return (
         f"{tables.markdown(rows)}\n\nThe notebook's recipe: LoRA of rank {result(FILE)['rank']}, learning rate {study['rate']:.0e}, "
-        f"{study['passes']['chains']} passes; 40 records choose the checkpoint. "
-        "A record with its reasoning has about twice the tokens of one with its answer alone."
+        f"{study['passes']['chains']} passes; {result(FILE)['sizes']['validation']} records choose the checkpoint."
     )
 
 

@@ -55,15 +55,14 @@ def _past_questions() -> str:
 
 def documents() -> str:
     """Man pages: what training on titles and texts adds for pages that did not train."""
-    parts = []
-    for name, language in NAMES.items():
-        table = []
-        for row in _rows(name):
-            over = _difference(name, row).text() if "LeJEPA" in row else ""
-            values = {f"{language} pages": row, "nDCG@10": spread(_means(name, row))}
-            table.append(values | {f"over {_rival(name)}": over})
-        parts.append(tables.markdown(table))
-    return "\n\n".join(parts)
+    table = []
+    for row in _rows("man-fr"):
+        values = {"nDCG@10": row}
+        for name, language in NAMES.items():
+            values[language] = spread(_means(name, row))
+            values[f"{language}, over {_rival(name)}"] = _difference(name, row).numbers() if "LeJEPA" in row else ""
+        table.append(values)
+    return tables.markdown(table)
 
 
 def choice() -> str:

@@ -110,7 +110,7 @@ def load(
     training = training[: num_samples or None]
     if len(training) < LEAST_BATCH:
         raise ValueError(
-            f"{place.source}: {len(training)} texts to train on; at least {LEAST_BATCH} are needed. Add documents, or set num_samples=0"
+            f"{place.source}: only {len(training)} of at least {LEAST_BATCH} texts to train on. Add documents, or set num_samples=0"
         )
     digested = json.dumps([passages, questions], default=sorted)
     return Collection(

@@ -49,6 +49,8 @@ def pages(tmp_path):
 def test_every_word_of_a_folder_is_searchable_whatever_num_samples_is(pages):
     few, all_ = data.load(str(pages), num_samples=2), data.load(str(pages))
     assert few.passages == all_.passages and len(few.training) == 2 < len(all_.training)
+    with pytest.raises(ValueError, match="set num_samples=0"):
+        data.load(str(pages), num_samples=1)
     found = text_of(few)
     for n in range(30):
         assert all(f"w{n}x{i}" in found for i in range(400)) and f"Introduction {n}." in found
@@ -177,8 +179,8 @@ def test_judged_questions_of_a_hub_set_are_past_questions(tmp_path):
         ("jsonl", [{"txt": "one"}], "among ['txt']; name the columns `question` and `answer`"),
         ("jsonl", [{"anchor": "one", "positive": ""}], "column `positive` is empty"),
         ("jsonl", [{"text": [3]}], "column `text` holds a list and not text"),
-        ("jsonl", rows(1, text="text {n}"), "1 texts to train on; at least 2 are needed. Add documents"),
-        ("txt", "same\n" * 20, "1 texts to train on"),
+        ("jsonl", rows(1, text="text {n}"), "only 1 of at least 2 texts to train on. Add documents"),
+        ("txt", "same\n" * 20, "only 1 of at least 2 texts"),
         ("pdf", "no", "cannot be read: "),
         ("png", "no", "cannot read .png; use .jsonl, .csv"),
     ],
