@@ -2,6 +2,7 @@
 
     python tools/gallery.py                                     # all five, on this machine, one after another
     python tools/gallery.py legal_cot_sft base_model=my/model   # one, with other parameters than those below
+    python tools/gallery.py --check                             # exit 1 and name each copy that other code made
 
 Each GPU notebook runs with the parameters below, in the present folder; the same command goes on with what was cut off.
 `docs/gallery/` then holds the notebook with its outputs, without its packed `helpers`, and its last figure as a small .png, which
@@ -50,7 +51,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("notebook", nargs="?", choices=PARAMETERS)
     parser.add_argument("parameters", nargs="*", metavar="name=value")
+    parser.add_argument("--check", action="store_true", help="compare the copies' payload with that of the notebooks")
     arguments = parser.parse_args()
+    if arguments.check:
+        named = [f"{name}: other code made its copy; run `python tools/gallery.py {name}`" for name in stale()]
+        sys.exit("\n".join(named) or None)
     for name in [arguments.notebook] if arguments.notebook else PARAMETERS:
         changes = dict(each.split("=", 1) for each in arguments.parameters)
         values = {"data_source": "sample"} | PARAMETERS[name] | changes
@@ -66,6 +71,17 @@ def main() -> None:
             name, output, {str(output): f"outputs/{name}", str(Path.cwd()): ".", f"{Path.home()}/": "~/", "/tmp/": ""}
         )
         note(name, output, processor_seconds() - before if is_new else None)
+
+
+def stale() -> list[str]:
+    """The notebooks whose payload is not the one that made their copy."""
+    known = json.loads(RESULTS.read_text(encoding="utf-8"))
+    digests = {name: known.get(name, {}).get("code", {}).get("payload_sha256", "none") for name in PARAMETERS}
+    return [
+        name
+        for name, digest in digests.items()
+        if digest not in (NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8")
+    ]
 
 
 def processor_seconds() -> float:

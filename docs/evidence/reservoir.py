@@ -10,6 +10,7 @@ from helpers.show import tables
 from tools.pages import ROOT, result, spread
 
 STUDY = "reservoir_cpu.json"
+TEXTS = {"plays": "plays", "python": "Python code", "tinystories": "TinyStories"}
 FIRST, MODEL_NAME, MINUTE = "tinystories", "reservoir", 60
 
 
@@ -74,7 +75,7 @@ def beats() -> str:
     answers = []
     for name, texts in data.items():
         rows = _minute(texts)
-        answers.append(f"{_reservoir_below(rows['GRU'], rows[MODEL_NAME]).answer} on {name}")
+        answers.append(f"{_reservoir_below(rows['GRU'], rows[MODEL_NAME]).answer} on {TEXTS[name]}")
     return (
         f"{_below_counting(own, counting).answer}: {statistics.fmean(own['test']):.3f} bits per byte, counting {counting:.3f}. Better than a trained network after a "
         f"minute? {', '.join(answers)}; after five minutes no"
