@@ -287,14 +287,14 @@ paragraph = (
 )
 tokens = tokens_of([paragraph], tokenizer)
 bits_before = score(reloaded, tokens).bits_per_byte
-story_before = continue_text(reloaded, "Nim is", 30, temperature=0.1)
+story_before = continue_text(reloaded, "Nim lives", 12, temperature=0.1)
 began = time.process_time()
 ids = tokenizer([paragraph])["input_ids"]
 reloaded.learn(ids * 5)  # five times, since a text that was read once is little beside all others
 seconds = time.process_time() - began
 bits_after = score(reloaded, tokens).bits_per_byte
 print(f"{bits_before:.2f} bits per byte of this text before, {bits_after:.2f} after {seconds:.1f} s of processor time")
-print(f"before: {story_before}\nafter:  {continue_text(reloaded, 'Nim is', 30, temperature=0.1)}")
+print(f"before: {story_before}\nafter:  {continue_text(reloaded, 'Nim lives', 12, temperature=0.1)}")
 
 # %% [markdown]
 # ## Next
