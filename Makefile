@@ -57,6 +57,7 @@ lint: $(GPU)/.installed ## ruff and mypy; notebooks and docs are what their sour
 	$(GPU)/bin/mypy
 	$(GPU)/bin/python tools/notebooks.py --check
 	$(GPU)/bin/python tools/pages.py --check
+	$(GPU)/bin/python tools/gallery.py --check
 
 lock: $(GPU)/.installed ## requirements-gpu.lock and requirements-tpu.lock: every package with its version and hashes, by uv
 	$(GPU)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) uv
