@@ -239,8 +239,10 @@ results_file = run.results(machine, **results)
 
 # %%
 # @title Ask the trained model (no legal advice, and often wrong) {display-mode: "form"}
-question = "Alba of Bexmoor sues Corin of Lowbrook for lost goods and asks for 480 crowns. The Ferry Lanterns Act 2090 hears a claim between different towns for more than 300 crowns. Is it heard?"  # @param {type:"string"}
-print(evaluation.ask(trainer, template, records, question))
+# @markdown Empty asks the last test question.
+question = ""  # @param {type:"string"}
+question = question or records.splits["test"][-1].question
+print(question, evaluation.ask(trainer, template, records, question), sep="\n\n")
 
 # %% [markdown]
 # ## Take it with you
