@@ -281,8 +281,8 @@ def begin() -> None:
         raise RuntimeError(problem)
     os.environ |= {"PJRT_DEVICE": xla.REHEARSAL, "CPU_NUM_DEVICES": "1"}
     import torch
-    import torch_xla  # noqa: F401
 
+    xla.device_count()  # imports torch_xla, without which there is no such device
     torch.zeros(1, device="xla")
 
 

@@ -76,12 +76,12 @@ def main() -> None:
 def stale() -> list[str]:
     """The notebooks whose payload is not the one that made their copy."""
     known = json.loads(RESULTS.read_text(encoding="utf-8"))
-    digests = {name: known.get(name, {}).get("code", {}).get("payload_sha256", "none") for name in PARAMETERS}
-    return [
-        name
-        for name, digest in digests.items()
-        if digest not in (NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8")
-    ]
+    names = []
+    for name in PARAMETERS:
+        notebook = (NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8")
+        if name not in known or known[name]["code"]["payload_sha256"] not in notebook:
+            names.append(name)
+    return names
 
 
 def processor_seconds() -> float:

@@ -39,23 +39,20 @@ def _rival(name: str) -> str:
     return max(rows, key=lambda row: _means(name, row)[0])
 
 
-def _difference(name: str, row: str = TRAINED) -> Difference:
-    """Of a trained row and the rival on the test questions."""
+def _difference(name: str) -> Difference:
+    """Of the trained search and the rival on the test questions."""
     rival = _rival(name)
-    items = bootstrap(np.mean, np.mean(_seeds(name, row), axis=0) - _seeds(name, rival)[0])
-    return Difference.between(_means(name, row), _means(name, rival), items.low, items.high)
+    items = bootstrap(np.mean, np.mean(_seeds(name, TRAINED), axis=0) - _seeds(name, rival)[0])
+    return Difference.between(_means(name, TRAINED), _means(name, rival), items.low, items.high)
 
 
 def documents() -> str:
-    """Every search of every collection, and what the trained ones add."""
+    """Every search of every collection."""
     table: dict[str, dict[str, str]] = {}
     for name, title in NAMES.items():
         for row in _rows(name):
-            values = table.setdefault(row, {"nDCG@10": row})
-            values[title] = spread(_means(name, row))
-            if "LeJEPA" in row:
-                values[f"{title}, over {_rival(name)}"] = _difference(name, row).numbers()
-    columns = {column: "" for values in table.values() for column in values}
+            table.setdefault(row, {"nDCG@10": row})[title] = spread(_means(name, row))
+    columns = dict.fromkeys(["nDCG@10", *NAMES.values()], "")
     return tables.markdown([columns | values for values in table.values()])
 
 
