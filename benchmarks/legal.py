@@ -6,7 +6,7 @@
 DATA holds diversity_2.jsonl and diversity_4.jsonl of LegalBench (CC BY 4.0): id, text, label, and the gold of both steps,
 parties_are_diverse and aic_is_met. The chains are written here: who is from where is read off the text, and the conclusion of
 each step is the gold column. The rule that reads the text is the answer key: it gives the gold of every row, which is checked.
-A second task, who inherits, is invented here; nothing was chosen on it.
+A second task, who owns a house, is invented here; nothing was chosen on it.
 
 The notebook's own recipe trains, with 96 records; each training is a file in --output-dir, and is not made twice. Seed 0 decides
 the splits. The linear probe's layer and strength and the pass of each training are chosen on the development split; the test split
@@ -49,7 +49,7 @@ SYSTEM = (
     "controversy. Does it have jurisdiction?"
 )
 THRESHOLD = 75_000  # dollars, 28 U.S.C. § 1332(a)
-PROBE, ALONE = "linear probe on the frozen model", "trained on answers alone"
+PROBE = "linear probe on the frozen model"
 
 
 # ---- the records
@@ -93,20 +93,20 @@ def jurisdiction(data: Path) -> list[dict[str, str]]:
     ]
 
 
-def inheritance(generator: random.Random) -> dict[str, str]:
-    """An invented case: an estate goes to the nearest relative who lived longer than its owner."""
-    owner, *heirs = generator.sample(PEOPLE, 4)
-    died, *years = generator.sample(range(2071, 2091), 4)
-    told, steps, answer = [], [], "the town"
-    for relation, name, year in zip(("child", "brother", "cousin"), heirs, years, strict=True):
-        told.append(f"The {relation} {name} died in {year}.")
-        if answer == "the town":
-            steps.append(f"{name} {year}: {'after' if year > died else 'before'} {died}.")
-            answer = name if year > died else answer
-    generator.shuffle(told)
-    rule = "The estate goes to the child; if the child died before, to the brother; if he did, to the cousin; else to the town. Who inherits?"
-    question = f"{owner} died in {died}. {' '.join(told)} {rule}"
-    return {"question": question, "reasoning": "\n".join(steps), "answer": answer}
+def ownership(generator: random.Random) -> dict[str, str]:
+    """An invented case: a house is sold four times, and a sale counts if its seller owns the house and it is in writing."""
+    owner, *others = generator.sample(PEOPLE, 5)
+    people, told, steps = [owner, *others], [f"{owner} owns a house."], []
+    for _ in range(4):
+        seller = owner if generator.random() < 0.7 else generator.choice(people)
+        buyer = generator.choice([name for name in people if name != seller])
+        form = generator.choice(["in writing", "in writing", "by word of mouth"])
+        told.append(f"{seller} sells it to {buyer} {form}.")
+        found = f"{seller} is {'' if seller == owner else 'not '}the owner, {form}."
+        owner = buyer if seller == owner and form == "in writing" else owner
+        steps.append(f"{found} Owner: {owner}.")
+    rule = "A sale counts if its seller owns the house and it is in writing. Who owns the house?"
+    return {"question": f"{' '.join(told)} {rule}", "reasoning": "\n".join(steps), "answer": owner}
 
 
 def loaded(task: str, form: str, rows: list[dict], folder: Path) -> Records:
@@ -231,8 +231,6 @@ def study(task: str, rows: list[dict], model: Path, folder: Path) -> dict:
     systems = {name: [answers] for name, answers in evaluation.baselines(records, asked).items()}
     with machine.engine.autocast(machine.precision):
         systems[PROBE] = [probe(*start(model, machine), records.splits)]
-    if "answers" in runs:
-        systems[ALONE] = [run["answers"] for run in runs["answers"]]
     systems[evaluation.TRAINED] = [run["answers"] for run in runs["chains"]]
     right = {}
     for system, seeds in systems.items():
@@ -256,7 +254,7 @@ def main() -> None:
     machine, folder = report.machine("cpu", ["torch"]), arguments.output_dir.absolute()
     model = unpacked(arguments.gguf, folder / "SmolLM2-135M-Instruct")
     generator = random.Random(0)
-    tasks = {"jurisdiction": jurisdiction(arguments.data), "inheritance": [inheritance(generator) for _ in range(480)]}
+    tasks = {"jurisdiction": jurisdiction(arguments.data), "ownership": [ownership(generator) for _ in range(480)]}
     studies = {task: study(task, rows, model, folder) for task, rows in tasks.items()}
     sizes = {name: len(range(480)[part]) for name, part in SPLITS.items()}
     report.write(RESULTS, machine, rank=LegalParameters.defaults().lora_rank, sizes=sizes, studies=studies)
