@@ -183,7 +183,8 @@ for trial in raced.trials:
     row |= {"examples": f"x {trial.settings[EXAMPLES]}", "seconds": round(trial.seconds)}
     row |= {"dev loss": trial.dev_loss, "dev F1": trial.dev_f1}
     rows.append(row | {"loss beside the reference": trial.loss, "F1": trial.f1, "outcome": trial.outcome})
-tables.show(rows, f"Runs; examples x 1 are {raced.examples:,} ({whole})")
+if rows:
+    tables.show(rows, f"Runs; examples x 1 are {raced.examples:,} ({whole})")
 print(f"{raced.outcome}: {raced.detail}")
 print(f"settings that are used: {settings}")
 
@@ -224,7 +225,7 @@ if settings != raced.reference:
     print(f"test F1 {f1} beside it, over {len(test_labels):,} test texts of one run each")
 else:
     rate = settings[RATE] / task.start[RATE]
-    print(f"Not shown: {raced.detail} The stock batch is used at {rate:g} times the stock rate.")
+    print(f"Not shown: {raced.detail.removesuffix('.')}. The stock batch is used at {rate:g} times the stock rate.")
 print(f"test F1 {after:.3f}; a linear model on words has {by_words:.3f}")
 if after < by_words:
     print("The linear model is better: raise learning_rate or max_steps, give more rows, or use it.")
