@@ -229,6 +229,8 @@ def study(task: str, rows: list[dict], model: Path, folder: Path) -> dict:
             runs[form].append(report.kept(folder / f"{name}.json", partial(train, *arguments)))
     asked = records.splits["test"]
     systems = {name: [answers] for name, answers in evaluation.baselines(records, asked).items()}
+    if task == "ownership":
+        systems["the last buyer"] = [[re.findall(r"sells it to (\w+)", record.question)[-1] for record in asked]]
     with machine.engine.autocast(machine.precision):
         systems[PROBE] = [probe(*start(model, machine), records.splits)]
     systems[evaluation.TRAINED] = [run["answers"] for run in runs["chains"]]
