@@ -81,11 +81,11 @@ def steps() -> str:
     """A row a task: words, answers alone and reasoning, by seed."""
     rows = []
     for task, title in TASKS.items():
-        study = _study(task)
+        study, simple = _study(task), sorted(_simple(task).items(), key=lambda item: -item[1])
         rows.append(
             {
                 "task": title,
-                "simple methods, %": "; ".join(f"{name} {100 * share:.1f}" for name, share in _simple(task).items()),
+                "strongest simple methods, %": "; ".join(f"{name} {100 * share:.1f}" for name, share in simple[:2]),
                 "answers alone, % by seed": _shares(study["right"].get("answers", [])) or "not run",
                 "with reasoning, % by seed": _shares(study["right"]["chains"]),
                 "every step right, % by seed": _shares(study["every step right"]),
@@ -110,8 +110,8 @@ def former() -> str:
     unstated = result(FORMER)["who inherits"]
     return (
         "In three tasks of an earlier study single words reveal the label. There fine-tuning, less the best method that counts words, gave in points: "
-        f"{'; '.join(parts)}. The first has three seeds, the others one.\n\nIn an earlier task (who inherits) the reasoning ended before its conclusion. "
-        f"Every step was right in {_shares(unstated['every step right'])} % of the questions, the answer in {_shares(unstated['right'])} %, by seed."
+        f"{'; '.join(parts)}. The first has three seeds, the others one.\n\nIn an earlier task (who inherits) the reasoning stopped before the answer. "
+        f"Every step was right in {_shares(unstated['every step right'])} %, the answer in {_shares(unstated['right'])} %, by seed."
     )
 
 
