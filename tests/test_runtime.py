@@ -127,6 +127,10 @@ def test_a_chip_without_a_library_that_drives_it_stops_the_run(tmp_path):
     assert "(/dev/accel0) cannot be used: torch_xla is not installed" in seen["error"], seen
 
 
+def test_all_processes_of_a_cpu_are_one():
+    assert detect((False, "fp32", 0))["answers"][0]["device_count"] == 1
+
+
 @ON_XLA
 def test_weights_in_bf16_are_refused():
     (answer,) = detect((True,), XLA_USE_BF16="1")["answers"]
@@ -195,7 +199,7 @@ def test_a_sibling_with_another_datasheet_does_not_borrow_this_one(reported):
 @pytest.mark.parametrize("entry", hardware.CATALOGUE, ids=lambda entry: entry.name)
 def test_the_precision_a_device_trains_in_has_a_peak(entry):
     precision, _ = runtime.choose_precision(entry.kind, entry.name, entry.compute_capability)
-    assert entry.peak_for(precision) > 0
+    assert entry.peak_for(precision) == 1e12 * entry.teraflops[precision]
 
 
 @ON_XLA

@@ -128,9 +128,9 @@ def test_most_rows_that_cannot_be_used_stop_the_run_and_half_do_not():
 
     assert [*set_aside.convert(rows, convert)] == ["text 2", "text 3"]
     set_aside.check()
-    assert not [*set_aside.convert(rows[:1], convert)]
+    assert not [*set_aside.convert([rows[0], Row("x.csv", {})], convert)]
     with pytest.raises(
-        ValueError, match=r"data_source='x\.csv': 3 of 5 rows cannot be used\n  3, first x\.csv:0: a reason"
+        ValueError, match=r"data_source='x\.csv': 4 of 6 rows cannot be used\n  3, first x\.csv:0: a reason"
     ):
         set_aside.check()
 

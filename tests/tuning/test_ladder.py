@@ -284,6 +284,10 @@ def test_runs_are_as_long_as_the_time_allows_and_none_begins_too_late(race, task
     assert race(losses(1.0), seconds=0.5)[0].detail == "No time of tuning_minutes was left for a candidate."
 
 
+def test_a_second_run_reads_what_was_measured(tmp_path):
+    assert [ladder.read_or_make(lambda: number, int, tmp_path / "kept.json", True) for number in (1, 2)] == [1, 1]  # noqa: B023
+
+
 # ---- utilisation
 
 
