@@ -4,8 +4,8 @@
     python tools/planted.py 12       the first twelve
 
 A place is drawn over all of `helpers`: a comparison is turned around, a line dropped, one added to a number, two arguments swapped, a
-truth value or a sum turned. The tests that import its module run until one fails, then those of its folder. What no test notices is
-looked at by a person: it behaves as before, or there is a hole in the tests.
+truth value or a sum turned; and the notebooks are built with it. The tests that import its module run until one fails, then those of its
+folder. What no test notices is looked at by a person: it behaves as before, or there is a hole in the tests.
 """
 
 from __future__ import annotations
@@ -105,7 +105,13 @@ def tests_of(file: str) -> list[list[str]]:
     return [[str(path.relative_to(ROOT)) for path in paths] for paths in (importing, others) if paths]
 
 
-def noticed(folder: Path, tests: list[str]) -> bool:
+def noticed(folder: Path, file: str) -> bool:
+    """Whether a test of a copy, whose notebooks are built anew, notices the bug in a file."""
+    subprocess.run([sys.executable, "tools/notebooks.py"], cwd=folder, capture_output=True, check=False)
+    return any(fails(folder, tests) for tests in tests_of(file))
+
+
+def fails(folder: Path, tests: list[str]) -> bool:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests]
     try:
         return subprocess.run(command, cwd=folder, capture_output=True, timeout=LIMIT, check=False).returncode != 0
@@ -122,7 +128,7 @@ def main() -> None:
             if name in results:
                 continue
             (folder / file).write_text(text, encoding="utf-8")
-            results[name] = any(noticed(folder, tests) for tests in tests_of(file))
+            results[name] = noticed(folder, file)
             (folder / file).write_text((ROOT / file).read_text(encoding="utf-8"), encoding="utf-8")
             about = {"schema": 2, "code": provenance.code(), "versions": provenance.versions()}
             disk.write_json(RESULTS, about | {"bugs": results})
