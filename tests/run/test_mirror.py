@@ -26,9 +26,8 @@ pytestmark = pytest.mark.once
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     """Copies are made when a test asks for them."""
-    monkeypatch.setattr(mirror, "PAUSE", 3600.0)
+    monkeypatch.setattr(mirror.Mirror, "start", lambda self: None)
     mirror.say_once.cache_clear()
-    monkeypatch.setattr(mirror.atexit, "register", lambda function, *arguments, **options: function)
     yield
     data_source.chosen_upload = data_source.kept_upload = None
 
