@@ -9,8 +9,8 @@ each step is the gold column. The rule that reads the text is the answer key: it
 A second task, who owns a house, is invented here; nothing was chosen on it.
 
 The notebook's own recipe trains, with 96 records; each training is a file in --output-dir, and is not made twice. Seed 0 decides
-the splits. The linear probe's layer and strength and the pass of each training are chosen on the development split; the test split
-is read once by each system. Written to docs/results/legal_cpu.json.
+the splits. The pass of each training is chosen on the development split; the test split is read once by each system. Written to
+docs/results/legal_cpu.json.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ SYSTEM = (
     "controversy. Does it have jurisdiction?"
 )
 THRESHOLD = 75_000  # dollars, 28 U.S.C. § 1332(a)
-PROBE = "linear probe on the frozen model"
 
 
 # ---- the records
@@ -192,32 +191,6 @@ def train(form: str, records: Records, model, template, machine, place: Path, se
     return run | {"right": float(np.mean(evaluation.right(run["answers"], asked)))}
 
 
-def probe(model, template, splits) -> list[str]:
-    """Logistic regression on what the frozen model makes of a question; layer and strength are the best on development data."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    states, gold = {}, {}
-    for name, records in splits.items():
-        gold[name] = [record.answer for record in records]
-        rows = []
-        for record in records:
-            ids = torch.tensor([template.encode(template.prompt(record))])
-            with torch.no_grad():
-                hidden = model.base_model(ids, output_hidden_states=True).hidden_states
-            rows.append([torch.cat([state[0].mean(0), state[0, -1]]).float().numpy() for state in hidden[9::6]])
-        states[name] = np.array(rows).swapaxes(0, 1)  # layers first
-    best, answers = -1.0, []
-    for train, dev, test in zip(states["train"], states["validation"], states["test"], strict=True):
-        for strength in (1e-4, 1e-3, 1e-2, 1e-1):
-            fitted = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=500))
-            right = fitted.fit(train, gold["train"]).score(dev, gold["validation"])
-            if right > best:
-                best, answers = right, fitted.predict(test).tolist()
-    return answers
-
-
 def study(task: str, rows: list[dict], model: Path, folder: Path) -> dict:
     """Scores of one task; answers alone where they are labels."""
     machine, runs = runtime.detect(False, "fp32"), {}
@@ -228,11 +201,11 @@ def study(task: str, rows: list[dict], model: Path, folder: Path) -> dict:
             arguments = form, records, *start(model, machine, seed), machine, folder / "runs" / name, seed
             runs[form].append(report.kept(folder / f"{name}.json", partial(train, *arguments)))
     asked = records.splits["test"]
-    systems = {name: [answers] for name, answers in evaluation.baselines(records, asked).items()}
+    with machine.engine.autocast(machine.precision):
+        simple = evaluation.baselines(*start(model, machine), records, asked)
+    systems = {name: [answers] for name, answers in simple.items()}
     if task == "ownership":
         systems["the last buyer"] = [[re.findall(r"sells it to (\w+)", record.question)[-1] for record in asked]]
-    with machine.engine.autocast(machine.precision):
-        systems[PROBE] = [probe(*start(model, machine), records.splits)]
     systems[evaluation.TRAINED] = [run["answers"] for run in runs["chains"]]
     right = {}
     for system, seeds in systems.items():

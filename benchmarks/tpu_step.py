@@ -51,7 +51,7 @@ def runtime_of(hardware: str) -> Runtime:
         reason=f"in the place of {hardware}",
         device_name=accelerator.name,
         device_count=devices,
-        memory=accelerator.memory,
+        memory=accelerator.gigabytes * 10**9,
         compute_capability=accelerator.compute_capability,
         precision=precision,
         precision_reason=why,

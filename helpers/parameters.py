@@ -14,7 +14,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
@@ -76,7 +76,8 @@ def source_path(name: str, value: str) -> Path | None:
         if path.is_file() or path.is_dir():
             return path.absolute()
         raise ValueError(f"{name}={value!r} is neither a file nor a folder: name one")
-    is_path = value.startswith(("./", "../", "/", "~")) or value.lower().endswith(DATA_SUFFIXES)
+    is_file = value.lower().endswith(DATA_SUFFIXES)
+    is_path = is_file or value.startswith(("./", "../", "/", "~"))
     has_owner = name != "data_source" or "/" in value
     if is_path or not has_owner or not HUB_ID.fullmatch(value):
         raise FileNotFoundError(
@@ -115,6 +116,7 @@ class Parameters(BaseModel):
         FileNotFoundError: a parameter is a path that does not exist.
     """
 
+    least_batch: ClassVar[int] = 1  # examples that a step needs
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False, str_max_length=100_000)
 
     data_source: Source = parameter(SAMPLE, "Hub data set, path to your own data, or 'sample', which needs no network.")
@@ -158,6 +160,13 @@ class Parameters(BaseModel):
         except ValidationError as error:
             messages = [in_words(detail, type(self).model_fields) for detail in error.errors()]
             raise ValueError("\n".join(messages)) from None
+
+    @field_validator("batch_size")
+    @classmethod
+    def _is_enough(cls, value: int) -> int:
+        if 0 < value < cls.least_batch:
+            raise ValueError(f"batch_size={value}: set at least {cls.least_batch}, since texts are compared, or 0")
+        return value
 
     @field_validator("output_dir", "keep_in")
     @classmethod

@@ -208,7 +208,7 @@ def parameters_cell(declaration: str, twin: str, where: str = "parameters cell")
         )
     lines = [FORM]
     for group, names in groups.items():
-        lines += [] if group == MAIN else ["", f"# @markdown ### {group}"]
+        lines += [] if group == MAIN else [f"# @markdown ### {group}"]
         for name in names:
             field, kind = cls.model_fields[name], kind_of(cls.model_fields[name].annotation)
             default = extra(field)["tpu"] if twin == "tpu" and extra(field)["tpu"] is not None else field.default

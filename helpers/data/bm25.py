@@ -12,7 +12,8 @@ class Bm25:
 
     def __init__(self, documents: Sequence[Sequence[str]], *, k1: float = 1.5, b: float = 0.75):
         self.index = import_bm25s().BM25(k1=k1, b=b)
-        self.index.index([list(words) or [""] for words in documents], show_progress=False)
+        tokens = [list(words) or [""] for words in documents]
+        self.index.index(tokens, show_progress=False)
 
     def scores(self, question: Sequence[str]) -> np.ndarray:
         """float32 [documents]; a word that the question repeats counts once, and one that no document has not at all."""

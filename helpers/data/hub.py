@@ -24,7 +24,8 @@ def answers() -> bool:
     import huggingface_hub.constants as hub
 
     try:
-        urllib.request.urlopen(urllib.request.Request(hub.ENDPOINT, method="HEAD"), timeout=5).close()
+        request = urllib.request.Request(hub.ENDPOINT, method="HEAD")
+        urllib.request.urlopen(request, timeout=5).close()
     except urllib.error.HTTPError:
         return True
     except OSError:

@@ -52,7 +52,8 @@ def answer(options):
     """What a command asks for."""
     folder = os.path.realpath(options.folder)
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    keep_in = caches / "graphmer" / hashlib.sha256(folder.encode()).hexdigest()[:32]
+    digest = hashlib.sha256(folder.encode()).hexdigest()
+    keep_in = caches / "graphmer" / digest[:32]
     index = read_index(folder, keep_in)
     if options.command == "ask":
         return Asked(index).report(options.name, options.relation)

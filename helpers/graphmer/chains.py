@@ -255,7 +255,8 @@ class LeafyChains(Dataset):
         epoch, index = divmod(index, len(self))
         draw = random.Random(f"{self.seed} {self.roots} {epoch} {index}")
         generator = np.random.default_rng(draw.getrandbits(64))
-        order = np.random.default_rng([self.seed, epoch]).permutation(len(self))
+        shuffle = np.random.default_rng([self.seed, epoch])
+        order = shuffle.permutation(len(self))
         numbers = self.sequences[order[index]]
         fields = self._root_fields(numbers)
         leaves, begin = [], 0

@@ -199,7 +199,8 @@ def read_configuration(source: str | Path) -> Configuration:
     path = PROFILES.get(str(source)) or expanded("config", str(source))
     if not path.is_file():
         raise FileNotFoundError(f"config={str(source)!r}: no such file; give one, or a profile: {', '.join(PROFILES)}")
-    return _validate(_parse(path.read_bytes(), str(path)) or {}, f"{path}: ")
+    tree = _parse(path.read_bytes(), str(path)) or {}
+    return _validate(tree, f"{path}: ")
 
 
 def override(configuration: Configuration, changes: Mapping[str, Any]) -> Configuration:

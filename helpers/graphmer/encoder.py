@@ -153,7 +153,8 @@ def segment_bias(segment_BN):
     """[B, 1, N, N]: 0 within a document of a packed sequence, `MASKED` between documents and at padding."""
     is_token_BN = segment_BN > 0
     same_BNN = segment_BN[:, :, None] == segment_BN[:, None]
-    return torch.where(same_BNN & is_token_BN[:, None], 0.0, MASKED)[:, None]
+    seen_BNN = same_BNN & is_token_BN[:, None]
+    return torch.where(seen_BNN, 0.0, MASKED)[:, None]
 
 
 def of_relation(table_RX, relation_BG):

@@ -55,7 +55,8 @@ class OntologyTerms(nn.Module):
 
     def expected_tails(self, heads_PE, relation_P):
         """M_r h as unit vectors [P, E]; 0 of relation 0."""
-        return unit(relation_product(heads_PE[:, None], relation_P, self.weight).squeeze(1))
+        product_P1E = relation_product(heads_PE[:, None], relation_P, self.weight)
+        return unit(product_P1E.squeeze(1))
 
     def forward(self, heads_PE, tails_PE, relation_P, head_P, tail_P, true_P):
         """The terms antisymmetry and acyclicity. head_P, tail_P: numbers of entities; true_P: leaves that are true triples.

@@ -64,8 +64,10 @@ def read_file(path: Path, root: Path) -> list[Definition]:
             tree = ast.parse(text)
     except UNREADABLE:
         return []
-    parts = path.relative_to(root if root == STANDARD_LIBRARY else root.parent).with_suffix("").parts
-    return list(_read_body(tree, ".".join(parts).removesuffix(".__init__"), text.split("\n")))
+    folder = root if root == STANDARD_LIBRARY else root.parent
+    parts = path.relative_to(folder).with_suffix("").parts
+    module = ".".join(parts).removesuffix(".__init__")
+    return list(_read_body(tree, module, text.split("\n")))
 
 
 def _read_body(node, owner, lines):

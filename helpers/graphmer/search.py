@@ -77,7 +77,8 @@ class CodeSearch:
     def scores(self, question: str) -> tuple[np.ndarray, np.ndarray]:
         """[N]: the z-scores of BM25 over sources and over names, weighed and added up. [N]: whether a word of the question is there."""
         words_of_question = words(question)
-        text_N, name_N = self.by_text.scores(words_of_question), self.by_name.scores(words_of_question)
+        text_N = self.by_text.scores(words_of_question)
+        name_N = self.by_name.scores(words_of_question)
         return standardise(text_N) + NAME_WEIGHT * standardise(name_N), text_N + name_N > 0
 
 

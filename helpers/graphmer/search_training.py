@@ -115,7 +115,8 @@ def rank_questions(model: SentenceTransformer, held_out: Dataset) -> dict[str, n
     for package in dict.fromkeys(held_out["package"]):
         rows = held_out.select(np.flatnonzero(packages == package))
         codes, questions = [*rows["code"]], [*rows["question"]]
-        search = CodeSearch([code.partition("\n")[0] for code in codes], codes)
+        first_lines = [code.partition("\n")[0] for code in codes]
+        search = CodeSearch(first_lines, codes)
         cosines_QN = embed(model, questions) @ embed(model, codes).T
         for place, (question, cosine_N) in enumerate(zip(questions, cosines_QN, strict=True)):
             lexical_N, _ = search.scores(question)
@@ -134,7 +135,8 @@ def verdict(rows: Mapping[str, Sequence[float]], groups: Sequence[str], best: st
     """MRR of each row, and how far the row `best` is above it, with a 95 % interval: a bootstrap over groups of questions."""
     table = []
     for name, ranks_Q in rows.items():
-        interval = bootstrap(np.mean, np.subtract(rows[best], ranks_Q), groups=groups)
+        difference_Q = np.subtract(rows[best], ranks_Q)
+        interval = bootstrap(np.mean, difference_Q, groups=groups)
         above = "" if name == best else str(interval)
         mean = round(float(np.mean(ranks_Q)), 3)
         table.append({"row": name, "MRR": mean, f"{best} above it (95 %)": above})

@@ -5,11 +5,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from statistics import mode
 from typing import Any
 
 import numpy as np
+import torch
+from torch.nn.functional import pad
 
+from helpers.machine.decoding import MULTIPLE, base_of
 from helpers.show.intervals import bootstrap, wilson
 from helpers.show.tracking import say
 
@@ -17,37 +21,56 @@ from .data import Record, Records, parts_of
 from .generation import Generated, generate
 
 STRENGTH = 30  # of the linear model (sklearn's C), whose features are rows of length one
+LAYERS = 6  # the probe reads each sixth layer, from the last
 ROWS_A_LABEL = 5  # labels are few answers that come many times; others are written in words
 SCORED = 100  # test records at most
 UNTRAINED = 20  # of them are asked before training: that model seldom stops, so that an answer takes the longest time
 LONGEST_ANSWER = 512  # tokens
 LEAST_STOPS = 0.9  # share of answers that end by themselves: of a model that has learned where an answer ends
 FREQUENT, NEAREST, WORDS = "most frequent answer", "nearest training record", "words (TF-IDF, logistic regression)"
-BASE, TRAINED = "base model", "trained"
+PROBE, BASE, TRAINED = "linear probe on the frozen model", "base model", "trained"
 MEASURES = STOPS, RIGHT, STEPS = "stops", "answer is right", "every step is right"
 
 
-def baselines(records: Records, questions: Sequence[Record]) -> dict[str, list[str]]:
-    """What the nearest training record answers and, for labels, the most frequent one and a linear model on words and letters."""
+def baselines(model, template, records: Records, questions: Sequence[Record]) -> dict[str, list[str]]:
+    """What the nearest training record answers and, for labels, the most frequent one and linear models on words and letters, and on
+    the states of the model before its training (a linear probe: Alain and Bengio 2016)."""
     from sklearn.dummy import DummyClassifier
     from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
+    from sklearn.linear_model import LogisticRegression, RidgeClassifierCV
     from sklearn.neighbors import KNeighborsClassifier
     from sklearn.pipeline import make_pipeline, make_union
+    from sklearn.preprocessing import StandardScaler
 
-    texts = [record.question for record in records.splits["train"]]
-    labels = [record.answer for record in records.splits["train"]]
+    train = records.splits["train"]
+    texts = [record.question for record in train]
+    labels = [record.answer for record in train]
     words = TfidfVectorizer(token_pattern=r"\w+", ngram_range=(1, 2), sublinear_tf=True)
     letters = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, min_df=2)
-    models = {NEAREST: KNeighborsClassifier(1, metric="cosine")}
-    if 1 < len({*labels}) <= len(labels) / ROWS_A_LABEL:
-        models |= {FREQUENT: DummyClassifier(), WORDS: LogisticRegression(C=STRENGTH, max_iter=1000)}
-    asked = [record.question for record in questions]
+    simple = {NEAREST: KNeighborsClassifier(1, metric="cosine")}
     answers = {}
-    for name, model in models.items():
-        pipeline = make_pipeline(make_union(words, letters), model).fit(texts, labels)
+    if 1 < len({*labels}) <= len(labels) / ROWS_A_LABEL:
+        simple |= {FREQUENT: DummyClassifier(), WORDS: LogisticRegression(C=STRENGTH, max_iter=1000)}
+        states = partial(_states, model, template)
+        probe = make_pipeline(StandardScaler(), RidgeClassifierCV())
+        probe.fit([*map(states, train)], labels)
+        answers[PROBE] = probe.predict([*map(states, questions)]).tolist()
+    asked = [record.question for record in questions]
+    for name, classifier in simple.items():
+        pipeline = make_pipeline(make_union(words, letters), classifier).fit(texts, labels)
         answers[name] = pipeline.predict(asked).tolist()
     return answers
+
+
+@torch.no_grad()
+def _states(model, template, record: Record) -> np.ndarray:
+    """The states of a prompt in some layers: their means, and the last ones. Padding, which no token sees, gives XLA few lengths."""
+    ids = template.encode(template.prompt(record))
+    ids_1L = pad(torch.tensor([ids]), (0, -len(ids) % MULTIPLE))
+    outputs = base_of(model).base_model(ids_1L.to(model.device), output_hidden_states=True)
+    states_SLD = torch.cat(outputs.hidden_states[::-LAYERS])
+    states_SLD = states_SLD.float().cpu()[:, : len(ids)]
+    return torch.cat([states_SLD.mean(1), states_SLD[:, -1]]).flatten().numpy()
 
 
 # ---- asking the model
@@ -163,7 +186,8 @@ def verdict(results: Mapping[str, Any], after: Mapping[str, Any], trainer) -> li
         )
     del values[BASE]
     for name in (max(values, key=lambda name: values[name]), BASE):
-        less, count = results["trained less"][name], results["systems"][name]["questions"]
+        less = results["trained less"][name]
+        count = results["systems"][name]["questions"]
         lines.append(
             f"The trained model compared with {name}: {less['outcome']}, {less['shown']}, {count} questions, of one training."
         )

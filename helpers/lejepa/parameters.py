@@ -15,6 +15,7 @@ STEPS = 600  # at most elsewhere: 10 minutes of mpnet on a T4
 class EmbeddingParameters(Parameters):
     """Parameters of `lejepa_training` and of its TPU twin."""
 
+    least_batch = LEAST_BATCH
     data_source: Source = parameter(
         DEFAULT_DATA,
         f"Your folder of documents, a .csv or .jsonl of past questions with their answers, a hub set, or 'sample'. {NO_NETWORK}",

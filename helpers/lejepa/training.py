@@ -34,15 +34,15 @@ def pairs(examples: list[Example], views, steps: int, batch_size: int, seed: int
     """Rows (query, document), step by step: pass after pass over the answers, each time with the next example of an answer.
 
     views: `loss.views`. No two rows of a batch have the same answer: a text would be a negative of itself. One long epoch: a
-    resumed run skips to its place in it. Raises ValueError for a batch that the answers cannot fill, or of one text.
+    resumed run skips to its place in it. Raises ValueError for a batch that the answers cannot fill.
     """
     draw = random.Random(seed)
     by_answer: dict[str, list[Example]] = defaultdict(list)
     for example in draw.sample(examples, len(examples)):
         by_answer[example.key].append(example)
-    if not LEAST_BATCH <= batch_size <= len(by_answer):
+    if batch_size > len(by_answer):
         raise ValueError(
-            f"batch_size={batch_size}: a batch has {LEAST_BATCH} to {len(by_answer)} texts, each with another answer or heading; 0 chooses"
+            f"batch_size={batch_size}: a batch has at most {len(by_answer)} texts, each with another answer or heading; 0 chooses"
         )
     turns = {answer: itertools.cycle(several) for answer, several in by_answer.items()}
     columns: dict[str, list[str]] = defaultdict(list)

@@ -79,7 +79,8 @@ def _mask_unread(*args, attention_mask=None, **kwargs):
     kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     if attention_mask.shape[1] != kwargs.get("kv_length"):
         return sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
-    return sdpa_mask(*args, **kwargs) & attention_mask.bool()[:, None, None]
+    causal = sdpa_mask(*args, **kwargs)
+    return causal & attention_mask.bool()[:, None, None]
 
 
 def checkpoint_activations(model, kind: str) -> None:

@@ -28,7 +28,8 @@ def write(model, ids_BL: torch.Tensor, real_BL: torch.Tensor, greedy, batch_size
     if model.device.type == "xla":
         return _write_on_xla(model, ids_BL, real_BL, greedy.max_new_tokens, batch_size)
     inputs = {"input_ids": ids_BL.to(model.device), "attention_mask": real_BL.to(model.device)}
-    return model.generate(**inputs, generation_config=greedy)[:, ids_BL.shape[1] :]
+    written = model.generate(**inputs, generation_config=greedy)
+    return written[:, ids_BL.shape[1] :]
 
 
 @torch.no_grad()

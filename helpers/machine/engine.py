@@ -143,5 +143,6 @@ def copy_with(model: Model, make: Callable[[torch.Tensor], torch.Tensor], *share
     for buffer in model.buffers():
         memo[id(buffer)] = make(buffer)
     for weight in model.parameters():
-        memo[id(weight)] = nn.Parameter(make(weight), requires_grad=weight.requires_grad)
+        value = make(weight)
+        memo[id(weight)] = nn.Parameter(value, requires_grad=weight.requires_grad)
     return copy.deepcopy(model, memo)

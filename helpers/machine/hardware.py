@@ -25,11 +25,6 @@ class Accelerator(BaseModel, frozen=True, extra="forbid"):
     source: str
     note: str = ""
 
-    @property
-    def memory(self) -> int:
-        """Memory in bytes."""
-        return self.gigabytes * 10**9
-
     def peak_for(self, precision: str) -> float | None:
         """Dense FLOP/s for a training precision; fp32 uses TF32 if the device has it, since training switches it on."""
         tera = self.teraflops.get(precision)

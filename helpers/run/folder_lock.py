@@ -34,7 +34,7 @@ def own(output_dir: Path | str, name: str = "output_dir") -> None:
         OSError: the folder cannot be made or written.
     """
     folder = Path(output_dir).resolve()
-    if ranks.count() > 1 or _leases.keys() & {folder, *folder.parents}:
+    if ranks.count() > 1 or any(map(is_owner, (folder, *folder.parents))):
         return
     folder.mkdir(parents=True, exist_ok=True)
     lease = SoftFileLease(folder / LOCK_FILE, lease_duration=SILENCE, thread_local=False)

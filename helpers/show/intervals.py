@@ -47,7 +47,8 @@ class Interval:
 
 def wilson(share: float, items: int) -> Interval:
     """The interval of a share of independent items (Wilson 1927): also of all and of none it is not a point."""
-    spread = Z * math.sqrt(share * (1 - share) / items + (Z / (2 * items)) ** 2)
+    variance = share * (1 - share) / items
+    spread = Z * math.sqrt(variance + (Z / (2 * items)) ** 2)
     middle, scale = share + Z**2 / (2 * items), 1 + Z**2 / items
     return Interval(share, max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale), items)
 
@@ -61,7 +62,8 @@ def bootstrap(measure: Callable[..., float], *columns_N: np.ndarray, groups: Seq
     value = float(measure(*columns_N))
     rows_G: Any = np.arange(len(columns_N[0]))
     if groups is not None:
-        rows_G = [*pandas.Series(rows_G).groupby(list(groups)).indices.values()]
+        grouped = pandas.Series(rows_G).groupby(list(groups))
+        rows_G = [*grouped.indices.values()]
     if len(rows_G) < FEWEST:
         return Interval(value, -math.inf, math.inf, len(rows_G))
     generator = np.random.default_rng(0)

@@ -31,12 +31,14 @@ class Progress(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         parts = [f"{name} {logs[name]:{digits}}" for name, digits in SHOWN.items() if name in logs]
         if "loss" in logs and self.first_step < state.global_step < state.max_steps:
-            step_seconds = (time.monotonic() - self.began) / (state.global_step - self.first_step)
+            elapsed = time.monotonic() - self.began
+            step_seconds = elapsed / (state.global_step - self.first_step)
             left = step_seconds * (state.max_steps - state.global_step)
             end = datetime.now() + timedelta(seconds=left)
             parts.append(f"left {tables.seconds(left)}, until {end:%H:%M}")
         if parts:
-            say("  ".join([f"step {state.global_step}/{state.max_steps}", *parts]))
+            step = f"step {state.global_step}/{state.max_steps}"
+            say("  ".join([step, *parts]))
 
 
 class Wandb(WandbCallback):

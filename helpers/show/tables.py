@@ -41,7 +41,8 @@ def markdown(rows: Sequence[Row]) -> str:
     """Rows as a Markdown table, for docs."""
     frame = Table(rows).frame
     lines = [frame.columns, ["---"] * len(frame.columns), *frame.to_numpy()]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    joined = [" | ".join(line) for line in lines]
+    return "\n".join(f"| {line} |" for line in joined)
 
 
 def cell(value: Any) -> str:
@@ -68,5 +69,6 @@ def seconds(value: float | None) -> str | None:
     """Seconds in a unit that fits their size."""
     for unit, length, limit in UNITS:
         if value is not None and value < limit:
-            return f"{value / length:{'.2g' if value < 10 * length else '.0f'}} {unit}"
+            digits = ".2g" if value < 10 * length else ".0f"
+            return f"{value / length:{digits}} {unit}"
     return None

@@ -73,7 +73,8 @@ def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     words = re.findall(r"[a-z0-9]+", " ".join(texts).lower())
-    frequent = [word for word, _ in Counter(sorted(words)).most_common(SAMPLE_WORDS)]
+    counted = Counter(sorted(words)).most_common(SAMPLE_WORDS)
+    frequent = [word for word, _ in counted]
     letters = "abcdefghijklmnopqrstuvwxyz0123456789.,:;()"
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     pieces = dict.fromkeys([*special, *letters, *[f"##{letter}" for letter in letters], *frequent])

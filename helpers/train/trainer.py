@@ -48,7 +48,8 @@ class TrainerMixin(TrainerCallback):
     ):
         super().__init__(*args, **kwargs)
         # Absolute once, whatever `%cd` does later; one folder for all processes, as the first calls it.
-        self.args.output_dir = ranks.broadcast(str(Path(self.args.output_dir).absolute()))
+        folder = Path(self.args.output_dir).absolute()
+        self.args.output_dir = ranks.broadcast(str(folder))
         self.plan, self.runtime = plan, replace(runtime)  # with an engine that counts for this trainer alone
         self.engine = self.runtime.engine
         tied = [*getattr(self.model, "all_tied_weights_keys", ())]

@@ -69,7 +69,8 @@ def load_texts(params: TuningParameters) -> LabelledTexts:
     rows = pandas.DataFrame(read, columns=["split", "text", "label"])
     key = rows.text.str.casefold().str.split().str.join(" ")
     has_one_label = rows.label.groupby(key).transform("nunique") == 1
-    distinct = rows[has_one_label & (key != "") & ~key.duplicated(keep="last")]
+    is_last = ~key.duplicated(keep="last")
+    distinct = rows[has_one_label & is_last & (key != "")]
     frequency = distinct.label[distinct.split == "train"].value_counts()
     labels = sorted(frequency.index[frequency >= 3])
     if len(labels) < 2:

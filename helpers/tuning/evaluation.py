@@ -40,7 +40,8 @@ class Trial:
     def compare(self, reference: "Trial", labels: np.ndarray) -> None:
         """Sets speed, loss and F1 beside the reference; labels: of the dev texts."""
         self.speed = reference.seconds / self.seconds
-        self.loss = bootstrap(np.mean, np.subtract(self.dev_losses, reference.dev_losses))
+        difference_N = np.subtract(self.dev_losses, reference.dev_losses)
+        self.loss = bootstrap(np.mean, difference_N)
         self.f1 = f1_difference(labels, reference.dev_predictions, self.dev_predictions)
 
 

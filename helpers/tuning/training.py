@@ -93,7 +93,8 @@ class Task:
         """The texts of "train", "validation" or "test" as token ids, cut to `max_length`, and their labels."""
         texts = getattr(self.texts, split)
         columns = self.tokenizer([*texts.text], truncation=True, max_length=self.params.max_length)
-        return Dataset.from_dict({**columns, "labels": texts.label}).to_list()
+        dataset = Dataset.from_dict({**columns, "labels": texts.label})
+        return dataset.to_list()
 
     @functools.cached_property
     def lengths(self) -> list[int]:
@@ -151,7 +152,8 @@ class ClassifierTrainer(TrainerMixin, Trainer):
         torch.compiler.reset()  # each trainer compiles its own copy, and after eight variants PyTorch would stop compiling
         params, runtime = task.params, task.runtime
         model = copy.deepcopy(task.model)
-        batches = examples * settings[EXAMPLES] / settings[BATCH] / runtime.device_count
+        examples *= settings[EXAMPLES]
+        batches = examples / settings[BATCH] / runtime.device_count
         steps = max(1, round(batches))
         plan = Plan(
             precision=next((half for half in ("bf16", "fp16") if settings.get(half)), "fp32"),

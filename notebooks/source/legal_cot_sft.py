@@ -164,14 +164,17 @@ print(f"by hand {sum(nats) / len(nats):.6f}, by the trainer {packed:.6f}")
 # ## What costs nothing, and the original model
 #
 # Rivals: the answer of the nearest training record, the model before training (the first 20 questions, since it seldom stops), and, where there
-# are few different answers, the most frequent one and logistic regression on words. One turn of the model before training is printed.
+# are few different answers, the most frequent one, and linear models on words and on what the untrained model makes of a question (a probe). One turn of
+# the model before training is printed.
 
 # %%
 from helpers.legal import evaluation
 
 before = evaluation.examine(trainer, template, records, rows["test"], count=evaluation.UNTRAINED)
 asked = records.splits["test"][: evaluation.SCORED]
-rivals = {name: evaluation.right(answers, asked) for name, answers in evaluation.baselines(records, asked).items()}
+with trainer.compute_loss_context_manager():
+    simple = evaluation.baselines(trainer.model, template, records, asked)
+rivals = {name: evaluation.right(answers, asked) for name, answers in simple.items()}
 rivals[evaluation.BASE] = [sample[evaluation.RIGHT] for sample in before["samples"]]
 tables.show(evaluation.table(evaluation.scores(rivals, asked)), "Right answers, with 95 % intervals")
 print(before["samples"][0]["text"])

@@ -150,18 +150,7 @@ print(f"SIGReg of a batch where all texts have one embedding {sigreg(torch.zeros
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from helpers.lejepa.evaluation import (
-    CLASSIFIER,
-    MIXES,
-    STOCK,
-    TRAINED,
-    Judge,
-    choose,
-    default_mix,
-    searches,
-    simple,
-    verdicts,
-)
+from helpers.lejepa.evaluation import CLASSIFIER, STOCK, Judge, choose, default_mix, searches, simple
 from helpers.lejepa.standalone import unit
 from helpers.train.sentence_encoder import encode
 
@@ -230,6 +219,8 @@ tables.show(trainer.meter.rows(cost["train"], cost.get("xla")))
 # %%
 import pandas
 
+from helpers.lejepa.evaluation import TRAINED, verdicts
+
 trained_NK = encode(trainer.model, texts, "document")
 for judge in judges:
     measured[judge][TRAINED] = judge.measure(encode(trainer.model, judge.asked, "query"), trained_NK)
@@ -262,6 +253,7 @@ print(f"kept: {choice.model}, searched by {choice.mixes[choice.model]} ({choice.
 from sentence_transformers import SentenceTransformer
 
 from helpers.lejepa import search
+from helpers.lejepa.evaluation import MIXES
 
 trainer.save_model(str(run.path / "model"))
 reloaded = SentenceTransformer(str(run.path / "model"), device="cpu").to(backbone.device)

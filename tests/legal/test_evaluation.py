@@ -11,6 +11,7 @@ from helpers.legal.evaluation import (
     BASE,
     FREQUENT,
     NEAREST,
+    PROBE,
     STOPS,
     TRAINED,
     WORDS,
@@ -20,6 +21,8 @@ from helpers.legal.evaluation import (
     table,
     verdict,
 )
+from helpers.legal.training import ChatTemplate
+from tests.legal.test_model import loaded
 
 pytestmark = pytest.mark.once
 
@@ -78,7 +81,10 @@ def test_answers_that_cost_nothing():
         text = f"clause {generator.random()} is {generator.choice(words[label].split())}"
         records.append(record(number, text, label))
     train, test = records[:60], records[60:]
-    answers = baselines(Records(name="x", sha256="", splits={"train": train}), [*test, *train[:9]])
+    model, tokenizer = loaded()
+    records = Records(name="x", sha256="", splits={"train": train})
+    answers = baselines(model, ChatTemplate(tokenizer), records, [*test, *train[:9]])
     assert {*answers[FREQUENT]} == {"Yes"}
     assert answers[WORDS][:30] == [each.answer for each in test]
+    assert np.mean(right(answers[PROBE], test)) > 0.8
     assert answers[NEAREST][30:] == [each.answer for each in train[:9]]

@@ -6,6 +6,7 @@ import pytest
 
 from helpers.lejepa.data import Example
 from helpers.lejepa.loss import views
+from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.lejepa.training import pairs
 from tests.lejepa_run import sentences
 
@@ -38,9 +39,10 @@ def test_no_answer_is_twice_in_a_batch_and_its_questions_take_turns():
     for answer in range(7):
         of_one = [counts[example.question] for example in examples if example.key == str(answer)]
         assert max(of_one) - min(of_one) <= 1
-    for size in (1, 8):
-        with pytest.raises(ValueError, match=f"batch_size={size}: a batch has 2 to 7 texts"):
-            pairs(examples, views, 1, size, seed=0)
+    with pytest.raises(ValueError, match="batch_size=8: a batch has at most 7"):
+        pairs(examples, views, 1, 8, seed=0)
+    with pytest.raises(ValueError, match="batch_size=1: set at least 2"):
+        EmbeddingParameters(batch_size=1)
 
 
 def test_the_trainer_takes_the_rows_batch_by_batch_as_they_stand(finished):

@@ -1,5 +1,6 @@
 """helpers.run.folder_lock: two processes never write one run."""
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -48,6 +49,9 @@ def test_an_owner_that_was_killed_is_replaced(owner, tmp_path, named):
     assert folder_lock.is_owner(tmp_path)
     folder_lock.own(tmp_path / "inner")  # is in a folder of this process
     assert not (tmp_path / "inner" / folder_lock.LOCK_FILE).exists()
+    shutil.rmtree(tmp_path)
+    folder_lock.own(tmp_path)
+    assert folder_lock.is_owner(tmp_path)
 
 
 def test_a_silent_owner_on_another_machine_is_replaced_after_a_while(tmp_path, monkeypatch):

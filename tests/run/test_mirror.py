@@ -34,10 +34,7 @@ def quiet(monkeypatch):
 
 def claim(machine: Path, place: Path | str, data: str = "blocks, sha256 1", **changes) -> RunFolder:
     """The claim of a process on a machine, of which this process is the first or the next."""
-    folder_lock._leases.clear()
     mirror.mirror_of.cache_clear()
-    for folder in (machine / "run", Path(place) / "run"):
-        (folder / folder_lock.LOCK_FILE).unlink(missing_ok=True)
     run = RunFolder.claim("tiny", Parameters(output_dir=str(machine / "run"), keep_in=str(place), **changes))
     run.note(data=data)
     return run

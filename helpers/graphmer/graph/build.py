@@ -26,7 +26,8 @@ def build_graph(index: Index) -> KnowledgeGraph:
     """Entities are what the sources define, and what of the language and its library has a relation to it."""
     definitions = index.definitions
     triples = {triple for triple in itertools.chain(_structure(index), _used(index)) if triple[0] in definitions}
-    exceptions = spread([name for name, value in BUILTINS.items() if issubclass(value, BaseException)], index.below)
+    builtin = [name for name, value in BUILTINS.items() if issubclass(value, BaseException)]
+    exceptions = spread(builtin, index.below)
     exceptions += [tail for _, relation, tail in triples if relation in ("raises", "catches")]
     types = index.kinds | dict.fromkeys(exceptions, "exception")
     for name, definition in definitions.items():

@@ -209,7 +209,8 @@ class Index:
     def _read(self, source, document):
         types = {}
         for symbol in document.symbols:
-            match = TYPE.search("".join(symbol.documentation[:1]).partition("\n```")[0])
+            documentation = "".join(symbol.documentation[:1])
+            match = TYPE.search(documentation.partition("\n```")[0])
             types[symbol.symbol] = (match and (match[1] or match[2])) or ""
         targets = {}
         uses = []
@@ -289,7 +290,8 @@ class Reader:
             if isinstance(node, list):
                 self.todo += [(part, scope, kind) for part in node]
             elif isinstance(node, ast.AST):
-                getattr(self, f"read_{type(node).__name__}", self.read_fields)(node, scope, kind)
+                read = getattr(self, f"read_{type(node).__name__}", self.read_fields)
+                read(node, scope, kind)
         for text, scope, kind in self.texts:
             self.read_text(text, scope, kind)
 

@@ -50,7 +50,8 @@ def new_graph(
 ) -> KnowledgeGraph:
     """Sorts entities and triples."""
     by_id = {entity.id: entity for entity in sorted(entities)}
-    return KnowledgeGraph(by_id, tuple(sorted(Triple(*triple) for triple in triples)), texts)
+    ordered = sorted(Triple(*triple) for triple in triples)
+    return KnowledgeGraph(by_id, tuple(ordered), texts)
 
 
 # ---- the ontology: types of entities, relations between them, and what each relation forbids

@@ -54,7 +54,9 @@ class Source:
     @functools.cached_property
     def importable(self) -> PurePosixPath:
         """The file without its suffix, or the package."""
-        return self.place.parent if self.place.name == "__init__.py" else self.place.with_suffix("")
+        if self.place.name == "__init__.py":
+            return self.place.parent
+        return self.place.with_suffix("")
 
     @property
     def is_test(self) -> bool:
@@ -63,7 +65,8 @@ class Source:
 
     def name_from(self, root: PurePosixPath) -> str:
         """The name by which it is imported from a folder."""
-        return ".".join(part.replace(".", "_") for part in self.importable.relative_to(root).parts)
+        parts = self.importable.relative_to(root).parts
+        return ".".join(part.replace(".", "_") for part in parts)
 
     def line(self, number: int) -> str:
         """`file:line`, in a notebook also the cell."""
