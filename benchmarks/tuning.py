@@ -39,7 +39,6 @@ from helpers.tuning.training import RATE, ClassifierTrainer, load_task
 SEEDS_OF_RATES = {1: 1, 2: 5, 4: 5, 8: 1}  # seeds of the stock batch at so many times its rate
 SEEDS = 5
 CHOICE = "the notebook's settings"
-RESULTS = report.ROOT / "docs/results/tuning_cpu.json"
 
 
 def train(task, settings: dict, folder: Path) -> dict:
@@ -52,11 +51,11 @@ def train(task, settings: dict, folder: Path) -> dict:
 def simple(texts, model: str) -> dict[str, float]:
     """Test F1 of linear models, as in the notebook."""
     encoder = load_sentence_encoder(model)
-    frozen = FunctionTransformer(lambda given: encode(encoder, [*given]))
+    frozen = FunctionTransformer(lambda batch: encode(encoder, [*batch]))
     features = {"words": TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), "frozen MiniLM": frozen}
     scores = {}
-    for name, made in features.items():
-        linear = make_pipeline(made, Normalizer(), LogisticRegression(C=10, max_iter=1000))
+    for name, transformer in features.items():
+        linear = make_pipeline(transformer, Normalizer(), LogisticRegression(C=10, max_iter=1000))
         predicted = linear.fit(texts.train.text, texts.train.label).predict(texts.test.text)
         scores[name] = macro_f1(texts.test.label.to_numpy(), predicted)
     return scores
@@ -101,7 +100,8 @@ def main(data: Path, folder: Path) -> None:
             "choice above": [interval.low, interval.high],
         }
     about = {"parameters": changed, "reference": raced.reference, "race": raced.detail}
-    report.write(RESULTS, machine, **about, simple=simple(texts, model), rows=found)
+    about["simple"] = simple(texts, model)
+    report.write(report.ROOT / "docs/results/tuning_cpu.json", machine, **about, rows=found)
 
 
 if __name__ == "__main__":

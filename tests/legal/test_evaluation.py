@@ -82,8 +82,9 @@ def test_answers_that_cost_nothing():
         records.append(record(number, text, label))
     train, test = records[:60], records[60:]
     model, tokenizer = loaded()
-    records = Records(name="x", sha256="", splits={"train": train})
-    answers = baselines(model, ChatTemplate(tokenizer), records, [*test, *train[:9]])
+    answers = baselines(
+        model, ChatTemplate(tokenizer), Records(name="x", sha256="", splits={"train": train}), [*test, *train[:9]]
+    )
     assert {*answers[FREQUENT]} == {"Yes"}
     assert answers[WORDS][:30] == [each.answer for each in test]
     assert np.mean(right(answers[PROBE], test)) > 0.8

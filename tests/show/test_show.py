@@ -114,7 +114,7 @@ def test_bytes_and_seconds_have_the_units_of_a_person():
     assert shown == ["12 ms", "5 s", "119 s", "2 min", "2 h", "2.3 d"]
 
 
-@pytest.mark.parametrize(("right", "items"), [(0, 5), (81, 100)])
+@pytest.mark.parametrize(("right", "items"), [(0, 5), (81, 100), (100, 100)])
 def test_a_share_has_the_interval_that_scipy_computes_by_wilson(right, items):
     interval = wilson(right / items, items)
     expected = binomtest(right, items).proportion_ci(method="wilson")
